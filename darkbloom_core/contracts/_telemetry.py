@@ -1,0 +1,130 @@
+"""The closed list of events that leave the core. No field holds text, a token, a hash or a tenant.
+
+Durations are seconds of a monotonic clock; ``started_unix_nanoseconds`` is wall time. An
+event is emitted at a load, at the end of a request and by timers, never per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+SlotState: TypeAlias = Literal["loading", "warming", "serving", "reloading", "unloading", "failed", "absent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStarted:
+    """A request was accepted at the API."""
+
+    model: str
+    operation: Literal["chat", "text_completion"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished:
+    """A request ended, in whatever way. Emitted exactly once for each ``RequestStarted``."""
+
+    model: str
+    operation: Literal["chat", "text_completion"]
+    request_id: str
+    trace_parent: str | None
+    started_unix_nanoseconds: int
+    duration_seconds: float
+    status: int
+    error_code: str | None
+    finish_reasons: tuple[FinishReason, ...]
+    streamed: bool
+    choices: int = 1
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    malformed_outputs: int = 0
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    time_to_first_token_seconds: float | None = None
+    queue_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRefused:
+    """A request was refused before it was accepted (bad body, unknown model, wrong key)."""
+
+    status: int
+    error_code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotChanged:
+    """A slot went into another state. ``seconds`` is how long the state before it lasted."""
+
+    model: str
+    family: str
+    state: SlotState
+    seconds: float
+    error_code: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSample:
+    """How one engine stands, sampled by a timer. Counters run since the engine was built."""
+
+    model: str
+    running: int
+    waiting: int
+    kv_bytes_used: int
+    kv_bytes_reserved: int
+    kv_bytes_grant: int
+    decode_steps: int
+    prefill_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginFailed:
+    """A plugin was refused or broke while loading."""
+
+    plugin: str
+    distribution: str | None
+    state: str
+
+
+Event: TypeAlias = (
+    RequestStarted | RequestFinished | RequestRefused | SlotChanged | EngineSample | PluginFailed
+)
+
+EVENT_TYPES: tuple[type, ...] = (
+    RequestStarted,
+    RequestFinished,
+    RequestRefused,
+    SlotChanged,
+    EngineSample,
+    PluginFailed,
+)
+
+
+class TelemetrySink(Protocol):
+    """Where events go. It may be called from any thread and should return at once."""
+
+    @property
+    def name(self) -> str: ...
+
+    def emit(self, event: Event) -> None:
+        """Take one event. If this raises, the core counts it, logs it once and goes on."""
+        ...
+
+    def close(self) -> None:
+        """Flush; called once when the process ends."""
+        ...
+
+
+class Emitter(Protocol):
+    """What rooms of the core are handed to emit events with. Never raises."""
+
+    def emit(self, event: Event) -> None: ...

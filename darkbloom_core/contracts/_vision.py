@@ -1,0 +1,71 @@
+"""How a family sees: pictures to spans of soft tokens. Frames of a video are pictures of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """``length`` placeholder tokens from position ``start``, filled by picture number ``picture`` of the request."""
+
+    start: int
+    length: int
+    picture: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaEmbeddings:
+    """What replaces placeholders in one chunk: ``[length, H]`` for each span, positions counted from the chunk's start."""
+
+    spans: tuple[MediaSpan, ...]
+    embeddings: tuple[mx.array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPicture:
+    """A picture resized and cut up on the host, ready for the tower.
+
+    ``arrays`` are NumPy arrays that the family's own tower understands; ``digest`` covers
+    the pixels and every processing setting that changes them.
+    """
+
+    soft_tokens: int
+    arrays: dict[str, NDArray[Any]]
+    digest: bytes
+
+
+class VisionSeam(Protocol):
+    """The tower of a loaded model, run a few layers at a time between decode steps."""
+
+    @property
+    def tower_layers(self) -> int: ...
+
+    def soft_tokens(self, height: int, width: int, *, video: bool) -> int:
+        """How many soft tokens a picture of this size in pixels becomes."""
+        ...
+
+    def prepare(self, pixels: NDArray[np.uint8], *, video: bool) -> PreparedPicture:
+        """Resize and cut up ``pixels`` ``[height, width, 3]``. Runs on any thread, uses no MLX."""
+        ...
+
+    def start(self, pictures: Sequence[PreparedPicture]) -> tuple[mx.array, ...]:
+        """The tower's inputs for ``pictures``, lazily."""
+        ...
+
+    def run_layers(
+        self, inputs: tuple[mx.array, ...], first: int, last: int
+    ) -> tuple[mx.array, ...]:
+        """Run tower layers ``first`` to ``last - 1``, lazily."""
+        ...
+
+    def finish(self, inputs: tuple[mx.array, ...]) -> Sequence[mx.array]:
+        """One ``[soft_tokens, H]`` array per picture, in the text model's space, lazily."""
+        ...

@@ -1,0 +1,3 @@
+"""Plugin module."""
+
+api_version = (1, 0)
