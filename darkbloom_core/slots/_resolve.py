@@ -56,7 +56,7 @@ def hub_checkpoints(hub: Path) -> dict[str, Path]:
 
 
 def resolve_model(word: str, places: ModelPlaces) -> NamedCheckpoint:
-    """Find the model that ``word`` names: an alias, an offered name, a folder, an id of the hub, or NAME=such.
+    """Find what ``word`` names: an alias, an offered name, a folder, an id of the hub, or NAME=such.
 
     Raises ``CheckpointError`` saying where was looked, and ``SettingsError`` for an alias
     that leads nowhere.
