@@ -10,6 +10,10 @@ A plugin is a module named by an entry point of the group ``darkbloom``::
     def model_families():
         from my_family import MyFamily   # heavy imports stay inside
         return [MyFamily()]
+
+A module may also have ``notice``, a line about itself that `darkbloom plugins` shows. A
+hook that is given the settings raises ``SettingsError`` if its options are wrong; whatever
+else a hook raises marks its plugin failed and stops nothing.
 """
 
 from __future__ import annotations
