@@ -1,5 +1,7 @@
 """Settings from one TOML file and ``DARKBLOOM_*`` environment variables."""
 
+from darkbloom_core.settings._environment import RESERVED, variable_name
+from darkbloom_core.settings._load import DEFAULT_CONFIG, load_settings
 from darkbloom_core.settings._model import (
     EngineSettings,
     MemorySettings,
@@ -8,4 +10,14 @@ from darkbloom_core.settings._model import (
     TelemetrySettings,
 )
 
-__all__ = ["EngineSettings", "MemorySettings", "ServerSettings", "Settings", "TelemetrySettings"]
+__all__ = [
+    "DEFAULT_CONFIG",
+    "RESERVED",
+    "EngineSettings",
+    "MemorySettings",
+    "ServerSettings",
+    "Settings",
+    "TelemetrySettings",
+    "load_settings",
+    "variable_name",
+]

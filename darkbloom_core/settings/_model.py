@@ -1,4 +1,7 @@
-"""Every setting, its default and its meaning. Sizes are bytes, times are seconds."""
+"""Every setting, its default and its meaning. Sizes are bytes, times are seconds.
+
+The text under a setting is its documentation: docs/settings.md is made from this file.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +14,85 @@ MIB = 1024**2
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class ServerSettings(_Table):
     """The HTTP server."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    body_bytes_limit: int = Field(32 * MIB, ge=1024)
-    drain_seconds: float = Field(30.0, ge=0)
-    route_plugins: tuple[str, ...] = ()
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """The address to listen on."""
+
+    port: int = Field(default=8000, ge=0, le=65535)
+    """The port to listen on; 0 takes a free one."""
+
+    body_bytes_limit: int = Field(default=32 * MIB, ge=1024)
+    """The longest request body that is read, in bytes."""
+
+    drain_seconds: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    """How long running requests may go on after a shutdown was asked for."""
+
+    route_plugins: tuple[str, ...] = Field(default=(), strict=False)  # TOML has arrays, not tuples
+    """The plugins whose HTTP routes are served, by name; none unless named here."""
 
 
 class EngineSettings(_Table):
-    """The engine of every model. ``chunk_tokens`` is the prefill grid."""
+    """The engine of every model."""
 
-    max_rows: int = Field(8, ge=1, le=256)
-    waiting_limit: int = Field(64, ge=0)
-    chunk_tokens: int = Field(256, ge=16)
-    slice_milliseconds: float = Field(50.0, gt=0)
-    default_max_tokens: int = Field(8192, ge=1)
-    event_buffer: int = Field(256, ge=2)
+    max_rows: int = Field(default=8, ge=1, le=256)
+    """How many sequences run at once."""
+
+    waiting_limit: int = Field(default=64, ge=0)
+    """How many more may wait; beyond that a request is refused with 429."""
+
+    chunk_tokens: int = Field(default=256, ge=16)
+    """The prefill grid: prompts are cut into chunks of this many tokens."""
+
+    slice_milliseconds: float = Field(default=50.0, gt=0, allow_inf_nan=False)
+    """How long a slice of prefill may keep the running sequences waiting."""
+
+    default_max_tokens: int = Field(default=8192, ge=1)
+    """The most output tokens of a request that does not say how many it wants."""
+
+    event_buffer: int = Field(default=256, ge=2)
+    """How many output events of one sequence may wait for a slow reader."""
 
 
 class MemorySettings(_Table):
-    """The one cap over all models. ``kv_bytes`` sets a model's KV grant instead of computing it."""
+    """The one memory cap over all models."""
 
-    reserve_bytes: int = Field(0, ge=0)
-    kv_bytes: int | None = Field(None, ge=1)
+    reserve_bytes: int = Field(default=0, ge=0)
+    """Bytes to leave to other programs, on top of what the cap leaves anyway."""
+
+    kv_bytes: int | None = Field(default=None, ge=1)
+    """A model's share of KV memory in bytes; computed from the machine if it is not set."""
 
 
 class TelemetrySettings(_Table):
-    """``sample_seconds`` is how often engines are sampled; 0 turns sampling off."""
+    """Events for telemetry plugins."""
 
-    sample_seconds: float = Field(10.0, ge=0)
+    sample_seconds: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    """How often engines are sampled; 0 turns sampling off."""
 
 
 class Settings(_Table):
-    """All settings. ``models`` maps an alias to a path; ``options`` maps a plugin's name to its own table."""
+    """All settings, as they are after the file and the environment were read."""
 
     server: ServerSettings = ServerSettings()
     engine: EngineSettings = EngineSettings()
     memory: MemorySettings = MemorySettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+
     models: dict[str, str] = Field(default_factory=dict)
+    """A name to serve a checkpoint under, and the path of its folder."""
+
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """A table of its own for each plugin, under the plugin's name; the plugin says what may stand in it."""
+
+    def options_of(self, plugin: str) -> dict[str, Any]:
+        """The options of ``plugin``, empty if there are none; ``-`` and ``_`` in its name are the same."""
+        wanted = plugin.replace("_", "-")
+        for name, table in self.options.items():
+            if name.replace("_", "-") == wanted:
+                return table
+        return {}
