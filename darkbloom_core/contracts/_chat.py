@@ -165,11 +165,14 @@ class ChatCodec(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 bytes (perhaps of a part of a character) that ``token`` stands for; empty for control tokens and unknown ids."""
+        """The UTF-8 bytes (perhaps of a part of a character) that ``token`` stands for.
+
+        Empty for control tokens and unknown ids.
+        """
         ...
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Plain text to ids, as the publisher's tokenizer does, except that no control token comes out of it."""
+        """Plain text to ids, as the publisher's tokenizer does, except that no control token comes of it."""
         ...
 
     def encode_chat(self, chat: Chat) -> Prompt:

@@ -1,4 +1,7 @@
-"""What a layer keeps between tokens: its parts, their shapes, their bytes. Nothing else in darkbloom multiplies heads by dimensions."""
+"""What a layer keeps between tokens: its parts, their shapes, their bytes.
+
+Nothing else in darkbloom multiplies heads by dimensions.
+"""
 
 from __future__ import annotations
 

@@ -84,9 +84,7 @@ class ModelDescription:
 class LayerCache(Protocol):
     """One layer's KV of every row of the batch, during one step. Owned by the core."""
 
-    def attend(
-        self, q: Array, k: Array | None, v: Array | None, *, sinks: Array | None = None
-    ) -> Array:
+    def attend(self, q: Array, k: Array | None, v: Array | None, *, sinks: Array | None = None) -> Array:
         """Write ``k`` and ``v`` at the rows' positions and attend ``q`` to all that the layer may see.
 
         ``q`` is ``[B, q_heads, L, k_dim]``, ``k`` ``[B, kv_heads, L, k_dim]``, ``v``
@@ -149,11 +147,14 @@ class LoadedModel(Protocol):
         ...
 
     def run_layers(self, inputs: Inputs, batch: Batch, first: int, last: int) -> Inputs:
-        """Run layers ``first`` to ``last - 1``. After the final layer ``inputs[0]`` is the hidden state ``[B, L, H]``."""
+        """Run layers ``first`` to ``last - 1``.
+
+        After the final layer ``inputs[0]`` is the hidden state ``[B, L, H]``.
+        """
         ...
 
     def logits(self, hidden: Array) -> Array:
-        """``[B, 1, H]`` after the last layer to logits ``[B, vocab_size]``, final norm and soft cap included."""
+        """``[B, 1, H]`` after the last layer to ``[B, vocab_size]``, final norm and soft cap included."""
         ...
 
 

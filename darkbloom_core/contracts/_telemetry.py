@@ -95,8 +95,15 @@ class PluginFailed:
     state: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkFailed:
+    """Another sink raised; one event for each time."""
+
+    sink: str
+
+
 Event: TypeAlias = (
-    RequestStarted | RequestFinished | RequestRefused | SlotChanged | EngineSample | PluginFailed
+    RequestStarted | RequestFinished | RequestRefused | SlotChanged | EngineSample | PluginFailed | SinkFailed
 )
 
 EVENT_TYPES: tuple[type, ...] = (
@@ -106,6 +113,7 @@ EVENT_TYPES: tuple[type, ...] = (
     SlotChanged,
     EngineSample,
     PluginFailed,
+    SinkFailed,
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class PartKey:
-    """A block's part: the block's chained hash (32 bytes) and the part's name (``"full"``, ``"window"`` or ``"state"``)."""
+    """A block's part: the block's chained hash (32 bytes), and ``"full"``, ``"window"`` or ``"state"``."""
 
     block: bytes
     part: str
@@ -42,9 +42,9 @@ class TierStats:
 
 
 class CacheTier(Protocol):
-    """An open tier of one model. Calls come from any thread and return at once; the tier works in threads of its own.
+    """An open tier of one model.
 
-    A tier that fails in any way only ever misses: it never fails a request.
+    Calls come from any thread and return at once; the tier works in threads of its own. A tier that fails in any way only ever misses: it never fails a request.
     """
 
     def probe(self, keys: Sequence[PartKey]) -> Sequence[int | None]:
@@ -56,7 +56,7 @@ class CacheTier(Protocol):
         ...
 
     def offer(self, key: PartKey, data: memoryview) -> bool:
-        """Keep a copy of ``data`` if the tier sees fit. ``data`` is valid only during the call. False: refused."""
+        """Keep a copy of ``data``, which is valid only during the call; False if the tier refuses."""
         ...
 
     def forget(self, keys: Sequence[PartKey]) -> None:
@@ -72,7 +72,7 @@ class CacheTier(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierContext:
-    """What a tier is opened with. ``options`` is the settings table named after the tier; ``bytes_limit`` its budget."""
+    """What a tier is opened with: its budget, and as ``options`` the settings table named after it."""
 
     model: str
     directory: Path

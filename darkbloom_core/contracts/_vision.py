@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """``length`` placeholder tokens from position ``start``, filled by picture number ``picture`` of the request."""
+    """``length`` placeholder tokens from ``start``, filled by picture number ``picture`` of the request."""
 
     start: int
     length: int
@@ -23,7 +23,10 @@ class MediaSpan:
 
 @dataclass(frozen=True, slots=True)
 class MediaEmbeddings:
-    """What replaces placeholders in one chunk: ``[length, H]`` for each span, positions counted from the chunk's start."""
+    """What replaces placeholders in one chunk: ``[length, H]`` for each span.
+
+    The spans' positions count from the chunk's start.
+    """
 
     spans: tuple[MediaSpan, ...]
     embeddings: tuple[mx.array, ...]
@@ -60,9 +63,7 @@ class VisionSeam(Protocol):
         """The tower's inputs for ``pictures``, lazily."""
         ...
 
-    def run_layers(
-        self, inputs: tuple[mx.array, ...], first: int, last: int
-    ) -> tuple[mx.array, ...]:
+    def run_layers(self, inputs: tuple[mx.array, ...], first: int, last: int) -> tuple[mx.array, ...]:
         """Run tower layers ``first`` to ``last - 1``, lazily."""
         ...
 

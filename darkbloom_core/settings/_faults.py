@@ -59,9 +59,8 @@ def suggestion(location: tuple[str, ...]) -> str:
     if len(location) == 1:
         if near := difflib.get_close_matches(table, [*TABLES, *FREE_TABLES], n=1):
             return f"did you mean the table [{near[0]}]?"
-    elif table in TABLES:
-        if near := difflib.get_close_matches(key, TABLES[table].model_fields, n=1):
-            return f"did you mean {table}.{near[0]}?"
+    elif table in TABLES and (near := difflib.get_close_matches(key, TABLES[table].model_fields, n=1)):
+        return f"did you mean {table}.{near[0]}?"
     keys = [key for _, key in SETTINGS]
     if near := difflib.get_close_matches(key, keys, n=1):
         return f"did you mean {'.'.join(next(known for known in SETTINGS if known[1] == near[0]))}?"
