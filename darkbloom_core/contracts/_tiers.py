@@ -44,7 +44,8 @@ class TierStats:
 class CacheTier(Protocol):
     """An open tier of one model.
 
-    Calls come from any thread and return at once; the tier works in threads of its own. A tier that fails in any way only ever misses: it never fails a request.
+    Calls come from any thread and return at once; the tier works in threads of its own. A
+    tier that fails in any way only ever misses: it never fails a request.
     """
 
     def probe(self, keys: Sequence[PartKey]) -> Sequence[int | None]:

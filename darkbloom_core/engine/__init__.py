@@ -1,0 +1,38 @@
+"""Continuous batching of one model: sequences, scheduler, admission, KV rows, attention, sampling, text, step loop."""
+
+from darkbloom_core.engine._batch import StepBatch
+from darkbloom_core.engine._engine import Engine, EngineOptions, EngineStatus
+from darkbloom_core.engine._kv import KvStore, Row, lane_bytes, row_bytes
+from darkbloom_core.engine._request import (
+    GenerationRequest,
+    OutputDelta,
+    OutputEnd,
+    OutputEvent,
+    SamplingParams,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from darkbloom_core.engine._stream import OutputStream
+from darkbloom_core.engine._text import PlainParser
+
+__all__ = [
+    "Engine",
+    "EngineOptions",
+    "EngineStatus",
+    "GenerationRequest",
+    "KvStore",
+    "OutputDelta",
+    "OutputEnd",
+    "OutputEvent",
+    "OutputStream",
+    "PlainParser",
+    "Row",
+    "SamplingParams",
+    "StepBatch",
+    "Timings",
+    "TokenLogprob",
+    "Usage",
+    "lane_bytes",
+    "row_bytes",
+]

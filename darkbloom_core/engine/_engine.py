@@ -1,0 +1,378 @@
+"""One engine per loaded model: the door for requests, and the thread that steps.
+
+Always true: every accepted request ends with exactly one terminal event, and with it its
+reservation, its lane and its buffers are given back, whichever way it ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from darkbloom_core.contracts import ChatCodec, FinishReason, LoadedModel, ModelDescription
+from darkbloom_core.engine._admission import check_request, worst_case_bytes
+from darkbloom_core.engine._kv import KvStore, lane_bytes
+from darkbloom_core.engine._live import Live
+from darkbloom_core.engine._request import GenerationRequest
+from darkbloom_core.engine._runner import Runner
+from darkbloom_core.engine._sampling import SampledRow
+from darkbloom_core.engine._scheduler import Scheduler
+from darkbloom_core.engine._sequence import Sequence
+from darkbloom_core.engine._stream import OutputStream
+from darkbloom_core.engine._text import TextPipeline
+from darkbloom_core.errors import (
+    CapacityExhausted,
+    DarkbloomError,
+    Draining,
+    GenerationFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NeverFits,
+    QueueFull,
+)
+from darkbloom_core.memory import Ledger
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs; the settings table ``engine`` in the engine's own words."""
+
+    max_rows: int = 8
+    waiting_limit: int = 64
+    chunk_tokens: int = 256
+    slice_seconds: float = 0.05
+    event_buffer: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """How an engine stands. Counters run since it was built; bytes are of KV."""
+
+    running: int
+    waiting: int
+    kv_bytes_reserved: int
+    kv_bytes_grant: int
+    steps: int
+    decode_steps: int
+    prefill_tokens: int
+    output_tokens: int
+    largest_batch: int
+    draining: bool
+
+
+class Engine:
+    """Continuous batching of one model.
+
+    ``load`` runs on the engine's own thread, since MLX streams belong to threads. Call
+    ``load_model``, then ``start`` with the KV grant, then ``submit``; ``close`` at the end.
+    """
+
+    def __init__(
+        self, name: str, codec: ChatCodec, load: Callable[[], LoadedModel], options: EngineOptions
+    ) -> None:
+        self._name = name
+        self._codec = codec
+        self._load = load
+        self._options = options
+        self._changed = threading.Condition()
+        self._inbox: list[Live] = []
+        self._lives: dict[str, Live] = {}
+        self._draining = False
+        self._closing = False
+        self._steps = 0
+        self._ledger = Ledger(0)
+        self._slab_bytes = 0
+        self._ceiling_bytes = 0
+        self._scheduler: Scheduler | None = None
+        self._runner: Runner | None = None
+        self._store: KvStore | None = None
+        self._model: LoadedModel | None = None
+        self._description: ModelDescription | None = None
+        self._weight_bytes = 0
+        self._fault: BaseException | None = None
+        self._loaded = threading.Event()
+        self._granted = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"engine {name}", daemon=True)
+
+    # --- life, called by the slot -------------------------------------------------
+
+    def load_model(self) -> int:
+        """Start the thread and load the weights; returns their bytes. Raises what the family raised."""
+        self._thread.start()
+        self._loaded.wait()
+        self._raise_fault()
+        return self._weight_bytes
+
+    def start(self, grant_bytes: int, ceiling_bytes: int | None = None) -> None:
+        """Build the KV store within ``grant_bytes``, warm up, and begin to serve.
+
+        ``ceiling_bytes`` is the most that the grant could ever become on this machine:
+        what does not fit under it is refused for good. Raises ``CapacityExhausted`` if
+        not even one row fits.
+        """
+        self._ledger.resize(grant_bytes)
+        self._ceiling_bytes = max(grant_bytes, ceiling_bytes or 0)
+        self._granted.set()
+        self._ready.wait()
+        self._raise_fault()
+
+    def resize(self, grant_bytes: int) -> None:
+        """Change the grant. Running requests are left alone; newcomers see it at once."""
+        self._ledger.resize(max(0, grant_bytes - self._slab_bytes))
+        self._ceiling_bytes = max(grant_bytes, self._ceiling_bytes)
+        self._wake()
+
+    def drain(self) -> None:
+        """Take nothing new from now on."""
+        with self._changed:
+            self._draining = True
+
+    def close(self) -> None:
+        """Cancel what runs, end the thread, and free the weights. Idempotent."""
+        with self._changed:
+            self._draining = self._closing = True
+            self._changed.notify_all()
+        self._granted.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # --- requests, called from any thread ---------------------------------------
+
+    def submit(self, request: GenerationRequest) -> OutputStream:
+        """Check and admit a request; never blocks.
+
+        Raises ``InvalidRequest``, ``ContextLengthExceeded``, ``NeverFits`` (for good),
+        ``CapacityExhausted``, ``QueueFull`` or ``Draining`` (for now), with nothing
+        reserved.
+        """
+        if self._description is None or not self._ready.is_set():
+            raise ModelNotReady(f"{self._name} is not ready yet")
+        check_request(request, self._description)
+        self._check_fits(worst_case_bytes(request, self._description))
+        live = self._new_live(request)
+        with self._changed:
+            if self._draining:
+                raise Draining("the server is shutting down")
+            if request.id in self._lives:
+                raise InvalidRequest(f"a request with the id {request.id!r} is running already", param="id")
+            if len(self._lives) >= self._options.max_rows + self._options.waiting_limit:
+                raise QueueFull(f"{self._name} has {len(self._lives)} requests running and waiting")
+            self._lives[request.id] = live
+            self._inbox.append(live)
+            self._changed.notify_all()
+        return live.stream
+
+    def status(self) -> EngineStatus:
+        """A snapshot; cheap, from any thread."""
+        runner, scheduler = self._runner, self._scheduler
+        running = len(scheduler.running) if scheduler else 0
+        return EngineStatus(
+            running=running,
+            waiting=max(0, len(self._lives) - running),
+            kv_bytes_reserved=self._ledger.reserved_bytes + self._slab_bytes,
+            kv_bytes_grant=self._ledger.limit_bytes + self._slab_bytes,
+            steps=self._steps,
+            decode_steps=runner.decode_steps if runner else 0,
+            prefill_tokens=runner.prefill_tokens if runner else 0,
+            output_tokens=runner.output_tokens if runner else 0,
+            largest_batch=runner.largest_batch if runner else 0,
+            draining=self._draining,
+        )
+
+    def _check_fits(self, size_bytes: int) -> None:
+        if size_bytes + self._slab_bytes > self._ceiling_bytes:
+            raise NeverFits(
+                f"the request may need {size_bytes} bytes of KV cache; "
+                f"{self._name} can have at most {self._ceiling_bytes - self._slab_bytes} on this machine"
+            )
+        if size_bytes > self._ledger.limit_bytes:
+            raise CapacityExhausted(
+                f"the request may need {size_bytes} bytes of KV cache; "
+                f"{self._name} has {self._ledger.limit_bytes} at present",
+                retry_after_seconds=10,
+            )
+
+    def _new_live(self, request: GenerationRequest) -> Live:
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        prompt = request.prompt
+        stream = OutputStream(lambda: self._cancel(live), self._wake, self._options.event_buffer)
+        live = Live(
+            request=request,
+            sequence=Sequence(
+                request.id, len(prompt.ids), request.max_tokens, request.priority, prompt.spans
+            ),
+            stream=stream,
+            text=TextPipeline(self._codec.token_bytes, self._codec.control_ids, request.parser, request.stop),
+            sampled=SampledRow(request.sampling, seed, request.choice, prompt.ids, []),
+            submitted_at=time.monotonic(),
+        )
+        return live
+
+    def _cancel(self, live: Live) -> None:
+        live.cancelled = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            self._thread.join()
+            raise self._fault
+
+    # --- the engine's thread ------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._model = self._load()
+            self._description = self._model.description
+            self._weight_bytes = self._model.weight_bytes
+            self._loaded.set()
+            self._granted.wait()
+            if not self._closing:
+                self._build(self._model, self._model.description)
+                self._ready.set()
+                self._serve()
+        except BaseException as fault:  # handed to whoever waits for the load or the start
+            self._fault = fault
+            if self._ready.is_set():
+                log.exception("the engine of %s died", self._name)
+        finally:
+            self._end_all()
+            self._model = self._store = self._runner = None
+            mx.synchronize()
+            mx.clear_cache()
+            mx.clear_streams()
+            self._loaded.set()
+            self._ready.set()
+
+    def _build(self, model: LoadedModel, description: ModelDescription) -> None:
+        grant, layers = self._ledger.limit_bytes, description.layers
+        rows, lane = self._options.max_rows, lane_bytes(layers)
+        while rows > 1 and rows * lane > grant // 2:
+            rows //= 2
+        if rows * lane > grant:
+            raise CapacityExhausted(
+                f"{self._name} needs {lane} bytes of KV cache for one row; its grant is {grant}"
+            )
+        self._store = KvStore(layers, rows)
+        self._slab_bytes = self._store.slab_bytes
+        self._ledger.resize(grant - self._slab_bytes)
+        self._scheduler = Scheduler(max_rows=rows, layers=len(layers), grid=self._options.chunk_tokens)
+        self._runner = Runner(model, self._store, self._finish)
+
+    def _serve(self) -> None:
+        assert self._runner is not None
+        assert self._scheduler is not None
+        assert self._store is not None
+        while True:
+            with self._changed:
+                while not self._closing and not self._has_work():
+                    self._changed.wait()
+                if self._closing:
+                    return
+                arrived, self._inbox = self._inbox, []
+            for live in arrived:
+                self._scheduler.add(live.sequence)
+            self._note_cancellations_and_pauses()
+            self._step(self._runner, self._scheduler, self._store)
+
+    def _has_work(self) -> bool:
+        """Whether a step could do anything; called with the lock held."""
+        assert self._runner is not None
+        assert self._scheduler is not None
+        if self._inbox or not self._runner.is_idle:
+            return True
+        return any(
+            live.cancelled or not live.sequence.paused or live.stream.is_drained
+            for live in self._lives.values()
+        )
+
+    def _note_cancellations_and_pauses(self) -> None:
+        for live in tuple(self._lives.values()):
+            if live.cancelled:
+                self._finish(live, "cancelled")
+            elif live.sequence.paused:
+                live.sequence.paused = not live.stream.is_drained
+            else:
+                live.sequence.paused = live.stream.is_full
+
+    def _step(self, runner: Runner, scheduler: Scheduler, store: KvStore) -> None:
+        for sequence in scheduler.admit(self._reserve):
+            live = self._lives[sequence.id]
+            live.admitted_at = time.monotonic()
+            live.row = store.open_row(sequence.prompt_tokens, sequence.prompt_tokens + sequence.max_tokens)
+        plan = scheduler.plan(self._layers_per_slice(runner))
+        self._steps += 1
+        members: tuple[Live, ...] = ()
+        try:
+            if plan.is_empty:
+                runner.settle()
+                return
+            if plan.decode:
+                members = tuple(
+                    sorted((self._lives[one.id] for one in plan.decode), key=lambda live: live.row.lane)  # type: ignore[union-attr]  # running rows are open
+                )
+                runner.decode(members)
+            if plan.prefill is not None and plan.prefill.sequence.id in self._lives:
+                members = (self._lives[plan.prefill.sequence.id],)
+                runner.prefill(members[0], plan.prefill)
+        except Exception as fault:
+            self._fail(fault, {*members, *runner.drop()}, store)
+
+    def _layers_per_slice(self, runner: Runner) -> int:
+        if runner.layer_seconds is None:
+            return 1
+        return max(1, int(self._options.slice_seconds / runner.layer_seconds))
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        live = self._lives.get(sequence.id)
+        assert live is not None
+        assert self._description is not None
+        size = worst_case_bytes(live.request, self._description)
+        return self._ledger.reserve(sequence.id, size)
+
+    def _fail(self, fault: Exception, members: set[Live], store: KvStore) -> None:
+        """End the sequences of a step that raised; the others go on, unless their storage broke too."""
+        log.error("a step of %s failed: %s: %s", self._name, type(fault).__name__, fault, exc_info=fault)
+        if not store.repair():
+            members = set(self._lives.values())
+        error = GenerationFailed("the step that generated this output failed")
+        for live in members:
+            if not live.ended:
+                self._finish(live, "error", error)
+
+    def _finish(self, live: Live, reason: FinishReason, error: DarkbloomError | None = None) -> None:
+        """The one way out of the engine for a sequence."""
+        assert self._scheduler is not None
+        assert self._store is not None
+        self._scheduler.remove(live.sequence)
+        if live.row is not None:
+            self._store.close_row(live.row)
+            live.row = None
+        self._ledger.release(live.sequence.id)
+        with self._changed:
+            del self._lives[live.request.id]
+            if live in self._inbox:
+                self._inbox.remove(live)
+        live.end(reason, error)
+
+    def _end_all(self) -> None:
+        """When the thread ends, everything that is left ends too."""
+        with self._changed:
+            self._draining = True
+            lives, self._lives, self._inbox = tuple(self._lives.values()), {}, []
+        for live in lives:
+            self._ledger.release(live.sequence.id)
+            live.row = None
+            live.end("cancelled", None)

@@ -1,0 +1,122 @@
+"""A sequence's life in the engine: what the scheduler knows of it, its storage, its text and its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from darkbloom_core.contracts import ContentDelta, Delta, FinishReason, ReasoningDelta
+from darkbloom_core.engine._request import (
+    GenerationRequest,
+    OutputDelta,
+    OutputEnd,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from darkbloom_core.engine._sampling import SampledRow
+from darkbloom_core.engine._sequence import Sequence
+from darkbloom_core.engine._stream import OutputStream
+from darkbloom_core.engine._text import TextPipeline
+from darkbloom_core.errors import DarkbloomError
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from darkbloom_core.engine._batch import StepBatch
+    from darkbloom_core.engine._kv import Row
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """Everything about one output between its admission and its terminal event.
+
+    ``last_token`` is the array, and the index in it, that holds the last launched token,
+    read or not. ``chunk`` and ``inputs`` are those of a prefill chunk under way.
+    """
+
+    request: GenerationRequest
+    sequence: Sequence
+    stream: OutputStream
+    text: TextPipeline
+    sampled: SampledRow
+    submitted_at: float
+    row: Row | None = None
+    cancelled: bool = False
+    ended: bool = False
+    last_token: tuple[mx.array, int] | None = None
+    chunk: StepBatch | None = None
+    inputs: tuple[mx.array, ...] = ()
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    tokens: list[int] = field(default_factory=list)
+
+    def take_token(
+        self, token: int, stop_ids: frozenset[int], logprobs: tuple[TokenLogprob, ...]
+    ) -> FinishReason | None:
+        """Take one token that was read; emit what it brings; return the reason if it is the last."""
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
+        self.tokens.append(token)
+        deltas = self.text.push(token)
+        if deltas or logprobs:
+            self.stream.push(OutputDelta(deltas, logprobs))
+        if self.text.stopped:
+            return "stop"
+        if token in stop_ids and not self.request.ignore_stop_ids:
+            return "stop"
+        return "length" if len(self.tokens) >= self.request.max_tokens else None
+
+    def end(self, reason: FinishReason, error: DarkbloomError | None) -> None:
+        """Emit what was held back and the terminal event. The one door out."""
+        self.ended = True
+        self.chunk, self.inputs, self.last_token = None, (), None
+        if reason in ("stop", "length") and not self.text.stopped:
+            rest = merged(self.text.finish())
+            if rest:
+                self.stream.push(OutputDelta(rest))
+        self.stream.push(OutputEnd(reason, self._usage(), self._timings(), error))
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.request.prompt.ids),
+            completion_tokens=len(self.tokens),
+            reasoning_tokens=min(self.text.reasoning_tokens, len(self.tokens)),
+        )
+
+    def _timings(self) -> Timings:
+        now = time.monotonic()
+        first = self.first_token_at
+        return Timings(
+            queue_seconds=(self.admitted_at or now) - self.submitted_at,
+            prefill_seconds=None if self.admitted_at is None else (first or now) - self.admitted_at,
+            decode_seconds=None if first is None else now - first,
+            time_to_first_token_seconds=None if first is None else first - self.submitted_at,
+        )
+
+
+def merged(deltas: Many[Delta]) -> tuple[Delta, ...]:
+    """Neighbouring text deltas of one kind joined into one."""
+    out: list[Delta] = []
+    for delta in deltas:
+        last = out[-1] if out else None
+        if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
+            out[-1] = ContentDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            out[-1] = ReasoningDelta(last.text + delta.text)
+        else:
+            out.append(delta)
+    return tuple(out)
+
+
+@dataclass(slots=True)
+class Launched:
+    """Work that the device was given: the arrays that are done when it is done, and what to do then."""
+
+    arrays: list[mx.array]
+    members: tuple[Live, ...]
+    complete: Callable[[float], None]
+    launched_at: float = field(default_factory=time.monotonic)

@@ -1,0 +1,173 @@
+"""Builds and launches steps of one model. Lives on the engine's thread and owns every MLX object of the model.
+
+Always true: at most one launched piece of work is unfinished when the next is launched
+(so no KV buffer is read and written at once, and none is copied); a decode step is built
+on tokens that were not read yet; one host sync per step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import mlx.core as mx
+
+from darkbloom_core.contracts import FinishReason, LoadedModel
+from darkbloom_core.engine._batch import StepBatch
+from darkbloom_core.engine._kv import KvStore, Row
+from darkbloom_core.engine._live import Launched, Live
+from darkbloom_core.engine._sampling import Sampler
+from darkbloom_core.engine._scheduler import ChunkSlice
+
+SMOOTHING = 0.3
+
+
+class Runner:
+    """``on_finish`` is called with a sequence whose last token was read, and the reason."""
+
+    def __init__(
+        self, model: LoadedModel, store: KvStore, on_finish: Callable[[Live, FinishReason], None]
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._on_finish = on_finish
+        self._layers = len(model.description.layers)
+        self._inflight: Launched | None = None
+        self._sampler: tuple[tuple[Live, ...], Sampler] | None = None
+        self._decoded: tuple[tuple[Live, ...], mx.array] | None = None
+        self.layer_seconds: float | None = None
+        self.decode_steps = 0
+        self.prefill_tokens = 0
+        self.output_tokens = 0
+        self.largest_batch = 0
+
+    def decode(self, lives: tuple[Live, ...]) -> None:
+        """Launch one token for each of ``lives``, which are in ascending order of lane."""
+        rows = [_row(live) for live in lives]
+        positions = [live.sequence.prompt_tokens + live.sequence.launched - 1 for live in lives]
+        previous = self._previous_tokens(lives)
+        batch = StepBatch(self._store, rows, positions, 1)
+        inputs = self._model.embed(previous[:, None])
+        hidden = self._model.run_layers(inputs, batch, 0, self._layers)[0]
+        sampler = self._sampler_for(lives, previous)
+        tokens, logprobs = sampler.sample(
+            self._model.logits(hidden), [live.sequence.launched for live in lives]
+        )
+        for index, live in enumerate(lives):
+            live.last_token = (tokens, index)
+            live.sequence.launched += 1
+        self._decoded = (lives, tokens)
+        self.decode_steps += 1
+        self.largest_batch = max(self.largest_batch, len(lives))
+        self._launch(
+            Launched(
+                [tokens, *logprobs, *batch.touched],
+                lives,
+                lambda _: self._read(lives, sampler, tokens, logprobs),
+            )
+        )
+
+    def prefill(self, live: Live, piece: ChunkSlice) -> None:
+        """Launch one slice of layers of one chunk; with the prompt's last slice comes the first token."""
+        if piece.first_layer == 0:
+            ids = live.request.prompt.ids[piece.start : piece.end]
+            live.chunk = StepBatch(self._store, [_row(live)], [piece.start], len(ids))
+            live.inputs = self._model.embed(mx.array([ids], mx.int32))
+        assert live.chunk is not None
+        batch = live.chunk
+        live.inputs = self._model.run_layers(live.inputs, batch, piece.first_layer, piece.last_layer)
+        layers = piece.last_layer - piece.first_layer
+        touched, batch.touched = batch.touched, []
+        if piece.last_layer < self._layers:
+            self._launch(
+                Launched([*live.inputs, *touched], (live,), lambda seconds: self._timed(seconds / layers))
+            )
+            return
+        hidden, live.chunk, live.inputs = live.inputs[0], None, ()
+        live.sequence.prefilled = piece.end
+        self.prefill_tokens += piece.end - piece.start
+        if live.sequence.is_prefilling:
+            self._launch(Launched([hidden, *touched], (live,), lambda seconds: self._timed(seconds / layers)))
+            return
+        sampler = Sampler([live.sampled], self._model.description.vocab_size, None)
+        tokens, logprobs = sampler.sample(self._model.logits(hidden[:, -1:]), [0])
+        live.last_token = (tokens, 0)
+        live.sequence.launched = 1
+        self._launch(
+            Launched(
+                [tokens, *logprobs, *touched],
+                (live,),
+                lambda _: self._read((live,), sampler, tokens, logprobs),
+            )
+        )
+
+    def settle(self) -> None:
+        """Wait for what was launched, and read it."""
+        self._launch(None)
+
+    def drop(self) -> tuple[Live, ...]:
+        """Forget what was launched; returns whose it was."""
+        members = self._inflight.members if self._inflight is not None else ()
+        self._inflight, self._decoded, self._sampler = None, None, None
+        return members
+
+    @property
+    def is_idle(self) -> bool:
+        return self._inflight is None
+
+    def _launch(self, work: Launched | None) -> None:
+        previous = self._inflight
+        if previous is not None:
+            mx.eval(previous.arrays)
+        seconds = 0.0 if previous is None else time.monotonic() - previous.launched_at
+        if work is not None:
+            mx.async_eval(work.arrays)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
+            work.launched_at = time.monotonic()
+        self._inflight = work
+        if previous is not None:
+            previous.complete(seconds)
+
+    def _read(
+        self, lives: tuple[Live, ...], sampler: Sampler, tokens: mx.array, logprobs: tuple[mx.array, ...]
+    ) -> None:
+        values = cast("list[int]", tokens.tolist())
+        arrays = tuple(cast("list[Any]", array.tolist()) for array in logprobs)
+        for index, (live, token) in enumerate(zip(lives, values, strict=True)):
+            if live.ended:
+                continue  # it stopped a step ago: this token was launched before that was known
+            self.output_tokens += 1
+            reason = live.take_token(token, self._model.stop_ids, sampler.read_logprobs(index, token, arrays))
+            if reason is not None:
+                self._on_finish(live, reason)
+
+    def _previous_tokens(self, lives: tuple[Live, ...]) -> mx.array:
+        """``[B]`` int32: each row's last launched token, read or not."""
+        if self._decoded is not None and self._decoded[0] == lives:
+            return self._decoded[1]
+        pieces = []
+        for live in lives:
+            assert live.last_token is not None
+            array, index = live.last_token
+            pieces.append(array[index : index + 1])
+        return mx.concatenate(pieces)
+
+    def _sampler_for(self, lives: tuple[Live, ...], previous: mx.array) -> Sampler:
+        if self._sampler is not None and self._sampler[0] == lives:
+            return self._sampler[1]
+        for live in lives:
+            live.sampled.tokens = live.tokens[: live.sequence.launched - 1]
+        sampler = Sampler([live.sampled for live in lives], self._model.description.vocab_size, previous)
+        self._sampler = (lives, sampler)
+        return sampler
+
+    def _timed(self, seconds_per_layer: float) -> None:
+        last = self.layer_seconds
+        self.layer_seconds = (
+            seconds_per_layer if last is None else last + SMOOTHING * (seconds_per_layer - last)
+        )
+
+
+def _row(live: Live) -> Row:
+    assert live.row is not None
+    return live.row
