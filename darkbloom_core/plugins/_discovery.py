@@ -5,10 +5,13 @@ Nothing is imported here, and one package with damaged metadata hides no other.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
+
+logger = logging.getLogger("darkbloom.plugins")
 
 PLUGIN_GROUP = "darkbloom"
 CATALOGUE_GROUP = "darkbloom.catalogue"
@@ -64,7 +67,11 @@ def _our_distributions() -> Iterator[tuple[Distribution, str | None, str | None]
     seen: set[str] = set()
     for distribution in distributions():
         # Parsing the metadata of every package would take most of the start-up time of the command line.
-        text = distribution.read_text("entry_points.txt")
+        try:
+            text = distribution.read_text("entry_points.txt")
+        except (OSError, UnicodeDecodeError) as error:  # whose it is can't be told, so no plugin is blamed
+            logger.warning("skipped the entry points of %s: %s", _name_and_version(distribution)[0], error)
+            continue
         if text is None or f"[{PLUGIN_GROUP}" not in text:
             continue
         name, version = _name_and_version(distribution)
