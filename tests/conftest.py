@@ -1,6 +1,8 @@
 """What the core's tests share."""
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,3 +47,57 @@ def throwaway_distributions(tmp_path, monkeypatch):
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def process_environment(tmp_path):
+    """The environment of processes that a test starts: nobody's settings or models. A test may add to it."""
+    ours = ("DARKBLOOM_", "HF_", "XDG_", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**kept, "HOME": str(tmp_path / "home"), "COLUMNS": "200"}
+
+
+@pytest.fixture
+def run_python(process_environment, tmp_path):
+    """Run this Python with the arguments given, in ``tmp_path``; gives the completed process."""
+
+    def run(*arguments, stdin=""):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=process_environment,
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def run_darkbloom(run_python):
+    """Run the command line with the arguments given; it must leave with the exit code ``code``."""
+
+    def run(*arguments, code=0, stdin=""):
+        done = run_python("-c", "from darkbloom_core.cli import main; main()", *arguments, stdin=stdin)
+        assert done.returncode == code, done.stderr or done.stdout
+        return done
+
+    return run
+
+
+@pytest.fixture
+def make_plugin(process_environment, tmp_path):
+    """Install a plugin for the processes that the test starts: a name, and the source of its module."""
+    folder = tmp_path / "processes"
+    folder.mkdir()
+    process_environment["PYTHONPATH"] = str(folder)
+    distributions = ThrowawayDistributions(folder)
+
+    def make(name, source):
+        module = f"darkbloom_{name}"
+        distributions.install(f"darkbloom-{name}", {name: module}, {module: source})
+
+    return make
