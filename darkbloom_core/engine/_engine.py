@@ -58,6 +58,7 @@ class EngineStatus:
 
     running: int
     waiting: int
+    kv_bytes_used: int
     kv_bytes_reserved: int
     kv_bytes_grant: int
     steps: int
@@ -173,11 +174,12 @@ class Engine:
 
     def status(self) -> EngineStatus:
         """A snapshot; cheap, from any thread."""
-        runner, scheduler = self._runner, self._scheduler
+        runner, scheduler, store = self._runner, self._scheduler, self._store
         running = len(scheduler.running) if scheduler else 0
         return EngineStatus(
             running=running,
             waiting=max(0, len(self._lives) - running),
+            kv_bytes_used=store.allocated_bytes if store else 0,
             kv_bytes_reserved=self._ledger.reserved_bytes + self._slab_bytes,
             kv_bytes_grant=self._ledger.limit_bytes + self._slab_bytes,
             steps=self._steps,

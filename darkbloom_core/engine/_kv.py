@@ -162,11 +162,18 @@ class KvStore:
         self.slabs: list[RingSlab | StateSlab | None] = [_slab(kind, max_rows) for kind in layers]
         self._max_rows = max_rows
         self._free_lanes = list(range(max_rows))
+        self._rows: list[Row] = []
         mx.eval([array for slab in self.slabs for array in _arrays(slab)])
 
     @property
     def open_rows(self) -> int:
-        return self._max_rows - len(self._free_lanes)
+        return len(self._rows)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all arrays: slabs, and the buffers of open rows as large as they are now."""
+        buffers = [one for row in tuple(self._rows) for one in row.buffers if one is not None]
+        return self.slab_bytes + sum(one.k.nbytes + one.v.nbytes for one in buffers)
 
     def open_row(self, prompt_tokens: int, limit_tokens: int) -> Row:
         """Open storage for a sequence of at most ``limit_tokens`` tokens, the lowest free lane first."""
@@ -177,10 +184,13 @@ class KvStore:
         for slab in self.slabs:
             if isinstance(slab, StateSlab):
                 slab.clear(lane)
-        return Row(lane, buffers)
+        row = Row(lane, buffers)
+        self._rows.append(row)
+        return row
 
     def close_row(self, row: Row) -> None:
         """Give the lane back and drop the buffers."""
+        self._rows.remove(row)
         row.buffers = []
         self._free_lanes.append(row.lane)
 
