@@ -1,0 +1,24 @@
+"""HTTP: OpenAI chat, completions and models; health; server-sent events; one table from errors to answers."""
+
+from darkbloom_core.server._app import create_app, generation_service
+from darkbloom_core.server._context import ClientWatch, RequestContext, request_context
+from darkbloom_core.server._errors import ErrorAnswer, error_answer
+from darkbloom_core.server._generation import Generation, GenerationService
+from darkbloom_core.server._requests import AnswerRequest, SamplingOverrides
+from darkbloom_core.server._run import BackgroundServer, serve
+
+__all__ = [
+    "AnswerRequest",
+    "BackgroundServer",
+    "ClientWatch",
+    "ErrorAnswer",
+    "Generation",
+    "GenerationService",
+    "RequestContext",
+    "SamplingOverrides",
+    "create_app",
+    "error_answer",
+    "generation_service",
+    "request_context",
+    "serve",
+]

@@ -1,0 +1,60 @@
+"""Puts the server together from its routes and its outermost layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from darkbloom_core.server._edge import Edge
+from darkbloom_core.server._generation import GenerationService
+from darkbloom_core.server._health import PluginReports, health_routes
+from darkbloom_core.server._openai import openai_routes
+from darkbloom_core.settings import Settings
+from darkbloom_core.telemetry import SinkEmitter
+
+if TYPE_CHECKING:
+    from darkbloom_core.slots import SlotManager
+
+
+def create_app(
+    slots: SlotManager,
+    settings: Settings,
+    emitter: SinkEmitter,
+    plugin_routes: Sequence[BaseRoute] = (),
+    plugin_reports: PluginReports = tuple,
+) -> Starlette:
+    """The ASGI application. The core's own routes win over ``plugin_routes`` of the same path.
+
+    Routes of plugins reach the models through ``generation_service(request.app)``.
+    """
+    service = GenerationService(slots, settings, emitter)
+    routes = [
+        *openai_routes(service),
+        *health_routes(service, plugin_reports, lambda: emitter.failures),
+        *plugin_routes,
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Edge, emitter=emitter, body_bytes_limit=settings.server.body_bytes_limit)],
+        exception_handlers={HTTPException: _leave_to_the_edge},
+    )
+    app.router.redirect_slashes = False
+    app.state.generation_service = service
+    return app
+
+
+def generation_service(app: Starlette) -> GenerationService:
+    """What the routes of ``app`` generate through."""
+    service = app.state.generation_service
+    assert isinstance(service, GenerationService)
+    return service
+
+
+async def _leave_to_the_edge(_: Request, error: Exception) -> NoReturn:
+    raise error

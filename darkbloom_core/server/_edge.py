@@ -1,0 +1,121 @@
+"""The outermost layer: gives every request an id and a bounded body, and every failure an answer.
+
+Whatever is raised below, the client gets one well-formed error (or, once the answer has
+begun, a broken connection), and telemetry exactly one ``RequestRefused`` unless the
+request had been accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from darkbloom_core.contracts import Emitter, RequestRefused
+from darkbloom_core.errors import BodyTooLarge, DarkbloomError
+from darkbloom_core.server._context import RequestContext
+from darkbloom_core.server._errors import ErrorAnswer, error_answer
+
+logger = logging.getLogger("darkbloom.server")
+
+_DISCARD_SECONDS = 10.0
+
+
+class Edge:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, *, emitter: Emitter, body_bytes_limit: int) -> None:
+        self._app = app
+        self._emitter = emitter
+        self._body_bytes_limit = body_bytes_limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        context = RequestContext(headers)
+        context.store(scope)
+        body = _BoundedBody(receive, headers, self._body_bytes_limit)
+        answer_began = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal answer_began
+            if message["type"] == "http.response.start":
+                answer_began = True
+                MutableHeaders(scope=message)["x-request-id"] = context.request_id
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, send_with_id)
+        except Exception as error:
+            answer = error_answer(error)
+            if answer.code == DarkbloomError.code:
+                logger.exception("request %s failed", context.request_id)
+            if not context.accepted:
+                self._emitter.emit(RequestRefused(status=answer.status, error_code=answer.code))
+            if answer_began:
+                raise
+            if isinstance(error, BodyTooLarge):
+                await body.discard()
+            await send_error(send_with_id, answer)
+
+
+async def send_json(
+    send: Send, content: object, *, status: int = 200, headers: dict[str, str] | None = None
+) -> None:
+    """Send a whole JSON answer."""
+    body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, answer: ErrorAnswer) -> None:
+    """Send an error in the shape of OpenAI's API."""
+    await send_json(send, answer.body(), status=answer.status, headers=dict(answer.headers))
+
+
+class _BoundedBody:
+    """Counts a body as it arrives and refuses the byte that is one too many."""
+
+    def __init__(self, receive: Receive, headers: Headers, bytes_limit: int) -> None:
+        self._receive = receive
+        self._bytes_limit = bytes_limit
+        self._bytes_seen = 0
+        self._waits_for_consent = "expect" in headers
+        length = headers.get("content-length", "0")
+        self._bytes_announced = int(length) if length.isdecimal() else 0
+
+    async def receive(self) -> Message:
+        if self._bytes_announced > self._bytes_limit:
+            raise self._too_large()
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._bytes_seen += len(message.get("body", b""))
+            if self._bytes_seen > self._bytes_limit:
+                raise self._too_large()
+        return message
+
+    async def discard(self) -> None:
+        """Read on for a while: a client that is still sending would never see an answer given before."""
+        if self._waits_for_consent and self._bytes_seen == 0:
+            return
+        deadline = time.monotonic() + _DISCARD_SECONDS
+        discarded = 0
+        while discarded <= self._bytes_limit and (left := deadline - time.monotonic()) > 0:
+            try:
+                message = await asyncio.wait_for(self._receive(), left)
+            except TimeoutError:
+                return
+            discarded += len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is larger than the limit of {self._bytes_limit} bytes")

@@ -1,0 +1,55 @@
+"""One request for an answer in plain values, whatever API it came through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from darkbloom_core.contracts import Chat
+from darkbloom_core.engine import SamplingParams
+
+Operation = Literal["chat", "text_completion"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOverrides:
+    """What the client said about sampling; None where it said nothing and the checkpoint's default holds."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    logprobs: int | None = None
+
+    def over(self, defaults: SamplingParams) -> SamplingParams:
+        """``defaults`` with what the client said laid over them."""
+        said = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+        return replace(defaults, **said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """What to generate. ``source`` is a conversation to continue, or plain text.
+
+    ``max_tokens`` None means as many as the settings and the context allow. ``choices``
+    answers are generated, each a sequence of its own, all from the same seed.
+    """
+
+    model: str
+    source: Chat | str
+    max_tokens: int | None = None
+    sampling: SamplingOverrides = SamplingOverrides()
+    stop: tuple[str, ...] = ()
+    choices: int = 1
+    streamed: bool = False
+    include_usage: bool = False
+
+    @property
+    def operation(self) -> Operation:
+        return "chat" if isinstance(self.source, Chat) else "text_completion"
