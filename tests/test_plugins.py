@@ -87,6 +87,17 @@ def test_a_plugin_is_found_and_reported_with_its_distribution_version_hooks_and_
     assert not report.failed
 
 
+def test_a_plugin_may_offer_several_families_and_be_a_submodule(install, load, throwaway_distributions):
+    (throwaway_distributions.folder / "several").mkdir()
+    source = (
+        GOOD + "@hookimpl\ndef model_families():\n    return [Family('a', 'a', 'a2'), Family('b', 'b')]\n"
+    )
+    install("throwaway-several", {"several": "several.inner"}, {"several/inner": source})
+    plugins = load()
+    assert [found.name for found in plugins.families()] == ["a", "b"]
+    assert plugins.family_for({"model_type": "A2"}).name == "a"
+
+
 def test_plugins_are_asked_in_the_order_of_their_entry_point_names(install, load):
     for name, entry in (("one", "zeta"), ("two", "beta"), ("three", "Alpha")):
         install(name, {entry: f"order_{name}"}, {f"order_{name}": family(entry, entry)})
@@ -289,17 +300,27 @@ def test_the_later_of_two_plugins_with_one_name_is_refused(install, load):
     assert states == [("throwaway-a", "loaded"), ("throwaway-b", "duplicate name")]
 
 
-def test_two_plugins_that_bring_a_checkpoint_of_one_name_are_told_apart(install, load, report_of):
+@pytest.mark.parametrize("hook", ["checkpoints", "cache_tiers"])
+def test_the_later_of_two_plugins_that_bring_a_thing_of_one_name_is_refused(hook, install, load, report_of):
+    returned = {
+        "checkpoints": "{'demo': Path('/NAME')}",
+        "cache_tiers": "[SimpleNamespace(name='demo', of='NAME')]",
+    }
     source = (
-        GOOD + "from pathlib import Path\n@hookimpl\ndef checkpoints():\n    return {'demo': Path('/NAME')}\n"
+        GOOD
+        + "from pathlib import Path\nfrom types import SimpleNamespace\n"
+        + f"@hookimpl\ndef {hook}():\n    return {returned[hook]}\n"
     )
     for name in ("a", "b"):
-        install(
-            f"throwaway-{name}", {name: f"brings_{name}"}, {f"brings_{name}": source.replace("NAME", name)}
-        )
+        module = f"brings_{hook}_{name}"
+        install(f"throwaway-{name}", {name: module}, {module: source.replace("NAME", name)})
     plugins = load()
-    assert plugins.checkpoints() == {"demo": Path("/a")}
+    if hook == "checkpoints":
+        assert plugins.checkpoints() == {"demo": Path("/a")}
+    else:
+        assert [tier.of for tier in plugins.cache_tiers()] == ["a"]
     assert report_of(plugins)["b"].state == "failed"
+    assert "demo already: keep one of the two" in report_of(plugins)["b"].reason
 
 
 def test_a_missing_family_is_named_by_its_package_from_the_catalogue(install, load):
@@ -393,6 +414,13 @@ def cli_commands(app):
 )
 
 
+NAMELESS_GROUP = """
+    group = type(app)()
+    group.command("within")(lambda: None)
+    app.add_typer(group)
+"""
+
+
 def test_commands_are_added_whole_or_not_at_all_and_never_replace_one(install, load, report_of):
     sources = {
         "a": COMMANDS.replace("NAME", "hello").replace("AFTER", ""),
@@ -402,6 +430,8 @@ def test_commands_are_added_whole_or_not_at_all_and_never_replace_one(install, l
         "e": COMMANDS.replace("NAME", "other").replace("AFTER", "app.callback()(lambda: None)"),
         "f": COMMANDS.replace("NAME", "last").replace("AFTER", "app.add_typer(type(app)(name='group'))"),
         "g": COMMANDS.replace("NAME", "group").replace("AFTER", ""),
+        "h": COMMANDS.replace("NAME", "more").replace("AFTER", NAMELESS_GROUP),
+        "i": COMMANDS.replace("NAME", "within").replace("AFTER", ""),
     }
     for name, source in sources.items():
         install(f"throwaway-{name}", {name: f"commands_{name}"}, {f"commands_{name}": source})
@@ -413,7 +443,7 @@ def test_commands_are_added_whole_or_not_at_all_and_never_replace_one(install, l
 
     plugins = load()
     plugins.cli_commands(app)
-    assert {report.name for report in report_of(plugins).values() if report.failed} == set("bcdeg")
+    assert {report.name for report in report_of(plugins).values() if report.failed} == set("bcdegi")
     assert "there is a command serve already" in report_of(plugins)["c"].reason
     assert CliRunner().invoke(app, ["serve"]).output == "the core's own\n"
     assert CliRunner().invoke(app, ["hello"]).output == "this is hello\n"
