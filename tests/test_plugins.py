@@ -96,6 +96,7 @@ def test_a_plugin_may_offer_several_families_and_be_a_submodule(install, load, t
     plugins = load()
     assert [found.name for found in plugins.families()] == ["a", "b"]
     assert plugins.family_for({"model_type": "A2"}).name == "a"
+    assert plugins.plugin_of_family("b").distribution == "throwaway-several"
 
 
 def test_plugins_are_asked_in_the_order_of_their_entry_point_names(install, load):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from darkbloom_core.cli._context import CommandContext
+from darkbloom_core.cli._embedded import running_server
 from darkbloom_core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -108,10 +109,8 @@ def _server(
         client = ChatClient(url)
         yield client, model or _only_model(client, url)
         return
-    from darkbloom_core.cli._running import running_server
-
     with running_server(command, [model] if model else [], demo=model is None, config=config) as server:
-        yield ChatClient(server.url), server.models[0]
+        yield ChatClient(server.url), server.slots[0].name
 
 
 def _only_model(client: ChatClient, url: str) -> str:

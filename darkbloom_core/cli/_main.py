@@ -1,6 +1,6 @@
 """The entry point: loads plugins, lets them add commands, runs one, turns errors into exit codes.
 
-Every ``SetupError`` is one line on stderr, never a traceback. Nothing heavy is imported
+Every ``DarkbloomError`` is one line on stderr, never a traceback. Nothing heavy is imported
 before a command runs, so that ``--help`` is quick.
 """
 
@@ -16,7 +16,7 @@ import typer
 from darkbloom_core import __version__
 from darkbloom_core.cli import _chat, _models, _plugins, _serve
 from darkbloom_core.cli._context import CommandContext
-from darkbloom_core.errors import PluginError, SetupError
+from darkbloom_core.errors import DarkbloomError, PluginError
 from darkbloom_core.plugins import load_plugins
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         app = build_app()
         plugins.cli_commands(app)
         app(args=given, obj=CommandContext(plugins), prog_name="darkbloom")
-    except SetupError as error:
+    except DarkbloomError as error:
         typer.echo(f"darkbloom: {' '.join(error.message.split())}", err=True)
         raise SystemExit(1 if isinstance(error, PluginError) else 2) from None
     raise SystemExit(0)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from darkbloom_core.cli._context import CommandContext
 from darkbloom_core.cli._format import byte_text, count_text
 from darkbloom_core.contracts import LayerKind, ModelDescription
 from darkbloom_core.errors import CheckpointError, SetupError, UnsupportedCheckpoint
+
+if TYPE_CHECKING:
+    from darkbloom_core.settings import Settings
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="Settings file.", show_default=False, dir_okay=False)
@@ -64,11 +67,11 @@ def _list_models(context: typer.Context, config: ConfigOption = None, as_json: J
 
 
 def _nameable(command: CommandContext, config: Path | None) -> Iterator[tuple[str, str, Path | None]]:
+    settings = _settings(config)
     from darkbloom_core.cli._places import model_places
-    from darkbloom_core.settings import load_settings
     from darkbloom_core.slots import hub_checkpoints, resolve_model
 
-    places = model_places(command, load_settings(config))
+    places = model_places(command, settings)
     for alias in places.aliases:
         try:
             yield alias, "settings", resolve_model(alias, places).path
@@ -78,6 +81,15 @@ def _nameable(command: CommandContext, config: Path | None) -> Iterator[tuple[st
         yield name, "plugin", path
     for name, path in hub_checkpoints(places.hub).items():
         yield name, "Hugging Face cache", path
+
+
+def _settings(config: Path | None) -> Settings:
+    """The settings, after a check that what comes next can be imported."""
+    from darkbloom_core.cli._backend import require_backend
+    from darkbloom_core.settings import load_settings
+
+    require_backend()
+    return load_settings(config)
 
 
 def _listed(command: CommandContext, name: str, source: str, path: Path | None) -> ListedModel:
@@ -102,12 +114,12 @@ def _inspect_model(
 ) -> None:
     """Say what a checkpoint is and what it costs, without loading its weights."""
     command: CommandContext = context.obj
+    settings = _settings(config)
     from darkbloom_core.checkpoint import Weights, read_config
-    from darkbloom_core.cli._places import current_device, model_places
-    from darkbloom_core.settings import load_settings
-    from darkbloom_core.slots import resolve_model
+    from darkbloom_core.cli._places import model_places
+    from darkbloom_core.slots import current_device, resolve_model
 
-    found = resolve_model(model, model_places(command, load_settings(config)))
+    found = resolve_model(model, model_places(command, settings))
     try:
         checkpoint_config = read_config(found.path)
         device = current_device()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from darkbloom_core.errors import SetupError
+from darkbloom_core.cli._context import CommandContext
+from darkbloom_core.errors import SettingsError
+from darkbloom_core.plugins import PluginOptions, load_plugins
+
+if TYPE_CHECKING:
+    from darkbloom_core.settings import Settings
 
 
 def add_to(app: typer.Typer) -> None:
@@ -22,21 +28,75 @@ def _serve(
         typer.Argument(
             metavar="MODEL",
             help="A folder, a name that a plugin offers, an alias of the settings, an id in the local "
-            "Hugging Face cache, or NAME=one of these.",
+            "Hugging Face cache, or NAME=one of these. Without any: every model of the settings.",
         ),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the demo checkpoints too.")] = False,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on; other than loopback it needs a key.")
-    ] = None,
+    host: Annotated[str | None, typer.Option(help="Loopback address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings file.", show_default=False, dir_okay=False)
     ] = None,
-    strict_plugins: Annotated[  # noqa: ARG001  # main looks for it before the command line is parsed
+    strict_plugins: Annotated[
         bool, typer.Option("--strict-plugins", help="Exit with 1 if any plugin has failed.")
     ] = False,
 ) -> None:
     """Serve models over HTTP, as OpenAI's API does, until Ctrl-C."""
-    if not models and not demo:
-        raise SetupError("name a model, or use --demo; `darkbloom models list` shows what can be named here")
+    command: CommandContext = context.obj
+    if strict_plugins:
+        command = CommandContext(load_plugins(PluginOptions.from_environment(strict=True)))
+    try:
+        _run(command, models or [], demo=demo, host=host, port=port, config=config)
+    except KeyboardInterrupt:  # while models are loaded; later the server takes the signal
+        raise typer.Exit(0) from None
+
+
+def _run(
+    command: CommandContext,
+    words: list[str],
+    *,
+    demo: bool,
+    host: str | None,
+    port: int | None,
+    config: Path | None,
+) -> None:
+    from darkbloom_core.cli._backend import require_backend
+    from darkbloom_core.settings import load_settings
+
+    settings = _with_address(load_settings(config), host, port)
+    require_backend()
+    from darkbloom_core.cli._choose import choose_models
+    from darkbloom_core.cli._running import loaded_app
+    from darkbloom_core.server import serve
+
+    chosen = choose_models(command, words or ([] if demo else list(settings.models)), settings, demo=demo)
+    with loaded_app(command, settings, chosen) as (app, slots):
+        names = ", ".join(slot.name for slot in slots)
+        serve(
+            app,
+            settings.server.host,
+            settings.server.port,
+            drain_seconds=settings.server.drain_seconds,
+            when_ready=lambda url: typer.echo(f"serving {names} at {url}/v1 (Ctrl-C stops)"),
+        )
+
+
+def _with_address(settings: Settings, host: str | None, port: int | None) -> Settings:
+    """``settings`` with the command line's address. Raises ``SettingsError`` unless it is loopback."""
+    given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    server = settings.server.model_copy(update=given)
+    if not _is_loopback(server.host):
+        raise SettingsError(
+            f"server.host {server.host}: only a loopback address may be listened on, since requests are not "
+            "authenticated yet; put a proxy that authenticates in front"
+        )
+    return settings.model_copy(update={"server": server})
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -14,6 +14,7 @@ class FamilyTable:
 
     def __init__(self) -> None:
         self.by_model_type: dict[str, ModelFamily] = {}
+        self.plugin_of: dict[str, str] = {}
         self._families: list[ModelFamily] = []
 
     @property
@@ -21,8 +22,8 @@ class FamilyTable:
         """In the order of their plugins."""
         return tuple(self._families)
 
-    def add(self, families: Sequence[ModelFamily]) -> None:
-        """Take the families of one plugin.
+    def add(self, plugin: str, families: Sequence[ModelFamily]) -> None:
+        """Take the families of ``plugin``.
 
         Raises ``ValueError`` for a ``model_type`` that is taken, ``TypeError`` for what is no family.
         """
@@ -41,6 +42,7 @@ class FamilyTable:
                     )
                 claims[claim] = family
         self.by_model_type.update(claims)
+        self.plugin_of.update((family.name, plugin) for family in families)
         self._families.extend(families)
 
 

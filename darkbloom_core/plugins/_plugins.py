@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,6 +116,11 @@ class Plugins:
         """The model families, asked for once. No two read the same ``model_type``."""
         return self._families().families
 
+    def plugin_of_family(self, family: str) -> PluginReport:
+        """The plugin that brought the family called ``family``."""
+        name = self._families().plugin_of[family]
+        return next(report for report in self.report() if report.name == name)
+
     def family_for(self, config: Mapping[str, Any]) -> ModelFamily:
         """The family that reads a checkpoint with this ``config.json``.
 
@@ -181,7 +187,12 @@ class Plugins:
         with self._lock:
             if self._table is None:
                 table = FamilyTable()
-                self._ask_all("model_families", lambda hook: table.add(_items(hook())))
+
+                def add(plugin: str, hook: pluggy.HookCaller) -> None:
+                    table.add(plugin, _items(hook()))
+
+                for plugin in self._plugins:
+                    self._ask_all("model_families", partial(add, plugin.candidate.name), [plugin])
                 self._table = table
             return self._table
 
