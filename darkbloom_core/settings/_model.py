@@ -84,7 +84,7 @@ class Settings(_Table):
     telemetry: TelemetrySettings = TelemetrySettings()
 
     models: dict[str, str] = Field(default_factory=dict)
-    """A name to serve a checkpoint under, and the path of its folder."""
+    """A name to serve a model under, and its folder or another word that names it."""
 
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """A table of its own for each plugin, under the plugin's name; the plugin says what may stand in it."""
