@@ -32,7 +32,7 @@ def test_a_plugins_notice_is_shown(run_darkbloom) -> None:
     listed = {plugin["name"]: plugin for plugin in json.loads(run_darkbloom("plugins", "--json").stdout)}
     notice = listed["ssd-tier"]["notice"]
     assert notice
-    assert notice in run_darkbloom("plugins").stdout.replace("\n", " ")
+    assert f"ssd-tier: {notice}\n" in run_darkbloom("plugins").stdout
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_broken_plugin_is_named_with_its_reason_and_breaks_no_other(
     assert reason in listed["broken"]["reason"]
     assert {plugin["state"] for name, plugin in listed.items() if name != "broken"} == {"loaded"}
     assert sum("plugin broken" in line for line in done.stderr.splitlines()) == 1
-    assert reason in run_darkbloom("plugins").stdout.replace("\n", " ")
+    assert f"broken: {listed['broken']['reason']}\n" in run_darkbloom("plugins").stdout
 
 
 def test_strict_turns_a_failure_into_exit_code_1_and_still_lists(run_darkbloom, make_plugin) -> None:

@@ -40,15 +40,15 @@ def _print_table(reports: tuple[PluginReport, ...]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(highlight=False)
     table = Table(box=None, pad_edge=False)
     for heading in ("plugin", "package", "version", "hooks", "state"):
         table.add_column(heading, overflow="fold")
     for report in reports:
         state = Text(report.state, style="red" if report.failed else "")
-        for line in (report.reason, report.notice):
-            if line:
-                state.append(f"\n{line}", style="default")
-        table.add_row(
-            report.name, report.distribution or "?", report.version or "?", ", ".join(report.hooks), state
-        )
-    Console(soft_wrap=False).print(table)
+        hooks = ", ".join(report.hooks)
+        table.add_row(report.name, report.distribution or "?", report.version or "?", hooks, state)
+    console.print(table)
+    for report in reports:
+        for line in filter(None, (report.reason, report.notice)):
+            console.print(Text(f"{report.name}: {line}"), soft_wrap=True)
