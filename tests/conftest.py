@@ -101,3 +101,20 @@ def make_plugin(process_environment, tmp_path):
         distributions.install(f"darkbloom-{name}", {name: module}, {module: source})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def toy_server(tmp_path_factory):
+    """A server with toy models: ``toy/plain``, ``toy/slow``, ``toy/small`` (64 tokens), ``toy/broken``."""
+    from toy_server import ToyServer
+
+    models = {
+        "toy/plain": {},
+        "toy/slow": {"layer_seconds": 0.01},
+        "toy/small": {"context_tokens": 64},
+        "toy/broken": {"fail_on": 33},
+    }
+    with ToyServer(
+        tmp_path_factory.mktemp("toys"), models, server={"body_bytes_limit": 100_000}
+    ).running() as server:
+        yield server

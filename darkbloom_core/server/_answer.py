@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 from darkbloom_core.contracts import ChatCodec, ContentDelta, FinishReason, Malformed, ReasoningDelta
 from darkbloom_core.engine import OutputDelta, OutputEnd, OutputEvent, TokenLogprob, Usage
@@ -22,8 +22,6 @@ LEAST_LOGPROB = -9999.0
 _json = json.JSONEncoder(separators=(",", ":")).encode
 """Compact, and plain ASCII: some clients split lines at every character that Unicode calls a line end."""
 
-Finish: TypeAlias = Literal["stop", "length", "tool_calls"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -31,7 +29,7 @@ class Piece:
 
     delta: dict[str, Any]
     logprobs: list[dict[str, Any]] | None = None
-    finish_reason: Finish | None = None
+    finish_reason: FinishReason | None = None
 
 
 class Pieces(Protocol):
@@ -64,7 +62,7 @@ class ChatPieces:
     def _last(self, reason: FinishReason) -> Piece:
         """An answer without text and without calls is an empty text, not nothing."""
         delta = {} if self._calls or self._said_content else {"content": ""}
-        return Piece(delta, finish_reason=_finish(reason, called=bool(self._calls)))
+        return Piece(delta, finish_reason=reason)
 
     def _pieces(self, event: OutputDelta) -> Sequence[Piece]:
         deltas: list[dict[str, Any]] = []
@@ -104,7 +102,7 @@ class TextPieces:
 
     def of(self, event: OutputEvent) -> Sequence[Piece]:
         if isinstance(event, OutputEnd):
-            return (Piece({"text": ""}, finish_reason=_finish(event.reason, called=False)),)
+            return (Piece({"text": ""}, finish_reason=event.reason),)
         text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
         return (Piece({"text": text}),) if text else ()
 
@@ -116,7 +114,7 @@ class FoldedChoice:
         self._texts: dict[str, list[str]] = {}
         self._calls: dict[int, dict[str, Any]] = {}
         self._logprobs: list[dict[str, Any]] | None = None
-        self._finish_reason: Finish | None = None
+        self._finish_reason: FinishReason | None = None
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Take the next pieces, in order."""
@@ -251,12 +249,6 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     if usage.cached_tokens > 0:
         body["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     return body
-
-
-def _finish(reason: FinishReason, *, called: bool) -> Finish:
-    if reason == "length":
-        return "length"
-    return "tool_calls" if called else "stop"
 
 
 def _logprob_entry(logprob: TokenLogprob, codec: ChatCodec) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NoReturn
 
 from starlette.applications import Starlette
@@ -20,6 +21,8 @@ from darkbloom_core.telemetry import SinkEmitter
 
 if TYPE_CHECKING:
     from darkbloom_core.slots import SlotManager
+
+SHOWN_PATH_CHARACTERS = 200
 
 
 def create_app(
@@ -56,5 +59,10 @@ def generation_service(app: Starlette) -> GenerationService:
     return service
 
 
-async def _leave_to_the_edge(_: Request, error: Exception) -> NoReturn:
-    raise error
+async def _leave_to_the_edge(request: Request, error: Exception) -> NoReturn:
+    """Pass ``error`` on, saying which path it is about if nobody has said anything yet."""
+    assert isinstance(error, HTTPException)
+    if error.status_code not in (404, 405) or error.detail != HTTPStatus(error.status_code).phrase:
+        raise error
+    detail = f"{error.detail}: {request.method} {request.url.path[:SHOWN_PATH_CHARACTERS]}"
+    raise HTTPException(error.status_code, detail, error.headers)

@@ -22,6 +22,7 @@ from darkbloom_core.contracts import (
     Prompt,
     RequestFinished,
     RequestStarted,
+    ToolCallDelta,
 )
 from darkbloom_core.engine import (
     GenerationRequest,
@@ -57,6 +58,8 @@ LEAST_DEFAULT_TOKENS = 64
 class Generation:
     """One accepted request's outputs: iterate it once for (choice index, event), in order for each choice.
 
+    An output that called a tool and came to its own end has the reason ``"tool_calls"``.
+
     Iterating raises what ended the request early: ``RequestCancelled`` if the client left,
     ``Draining`` if the server is stopping, or the engine's own error. ``OutputEnd`` comes
     only for outputs that ended well.
@@ -72,6 +75,7 @@ class Generation:
         self._streams = streams
         self._ends: dict[int, OutputEnd] = {}
         self._malformed: set[int] = set()
+        self._called: set[int] = set()
         self._cancelled_by: DarkbloomError | None = None
         self._events = self._follow()
 
@@ -110,13 +114,22 @@ class Generation:
         async with aclosing(_merged(self._streams)) as events:
             async for index, event in events:
                 if isinstance(event, OutputEnd):
+                    if event.reason == "stop" and index in self._called:
+                        event = replace(event, reason="tool_calls")
                     self._ends[index] = event
                     self.error = self._fault(event)
                     if self.error is not None:
                         raise self.error
-                elif any(isinstance(delta, Malformed) for delta in event.deltas):
-                    self._malformed.add(index)
+                else:
+                    self._note(index, event)
                 yield index, event
+
+    def _note(self, index: int, event: OutputDelta) -> None:
+        for delta in event.deltas:
+            if isinstance(delta, ToolCallDelta):
+                self._called.add(index)
+            elif isinstance(delta, Malformed):
+                self._malformed.add(index)
 
     def _fault(self, end: OutputEnd) -> DarkbloomError | None:
         if end.reason == "cancelled":

@@ -1,0 +1,170 @@
+"""A family of toy models that can be served, and a server on a free port with every part real but the weights.
+
+A model's config says how it behaves: how long its context is, how long a layer takes,
+which token breaks a step. Its output is noise, but noise in a format: some tokens are
+control tokens that begin and end reasoning and tool calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+from toy_family import ToyCodec, ToyModel, describe, full, window
+
+from darkbloom_core.contracts import ContentDelta, Malformed, Prompt, ReasoningDelta, ToolCallDelta
+from darkbloom_core.errors import InvalidRequest
+from darkbloom_core.server import BackgroundServer, create_app
+from darkbloom_core.settings import Settings
+from darkbloom_core.slots import SlotManager
+from darkbloom_core.telemetry import SinkEmitter
+
+THINK, CALL, BROKEN = 61, 62, 63
+"""Control tokens: reasoning begins or ends, a tool call begins or ends, the output is malformed."""
+
+LAYERS = (window(16), full())
+
+
+class ToyParser:
+    def __init__(self):
+        self.mode = "content"
+        self.calls = -1
+
+    def control(self, token):
+        if token == BROKEN:
+            return (Malformed("a broken token"),)
+        wanted = "reasoning" if token == THINK else "call"
+        self.mode = "content" if self.mode == wanted else wanted
+        if self.mode != "call":
+            return ()
+        self.calls += 1
+        return (ToolCallDelta(self.calls, "lookup"),)
+
+    def text(self, text):
+        if self.mode == "content":
+            return (ContentDelta(text),)
+        return (
+            (ReasoningDelta(text),) if self.mode == "reasoning" else (ToolCallDelta(self.calls, None, text),)
+        )
+
+    def finish(self):
+        return ()
+
+
+class ToyChatCodec(ToyCodec):
+    """Upper case only; one ``|`` never appears, so no text is refused."""
+
+    def __init__(self):
+        super().__init__(control_ids=frozenset({THINK, CALL, BROKEN}))
+
+    def encode_text(self, text):
+        return tuple(min(max(ord(character) - 32, 0), THINK - 1) for character in text.upper())
+
+    def encode_chat(self, chat):
+        if chat.reasoning_effort == "impossible":
+            raise InvalidRequest("this model cannot do that", param="reasoning_effort")
+        return Prompt(self.encode_text("".join(f"{each.role}>{each.text};" for each in chat.messages)))
+
+    def parser(self, chat):
+        return ToyParser()
+
+
+class SlowModel(ToyModel):
+    """Takes ``layer_seconds`` for every layer that is run."""
+
+    layer_seconds = 0.0
+
+    def run_layers(self, inputs, batch, first, last):
+        time.sleep(self.layer_seconds * (last - first))
+        return super().run_layers(inputs, batch, first, last)
+
+
+class ToyFamily:
+    name, version, model_types = "toy", "1", frozenset({"toy"})
+
+    def describe(self, config, device):
+        return describe(LAYERS, config.get("context_tokens", 4096))
+
+    def codec(self, path, description):
+        return ToyChatCodec()
+
+    def load(self, path, description, placement, progress=None):
+        config = json.loads((path / "config.json").read_text())
+        model = SlowModel(
+            LAYERS,
+            seed=config.get("weights", 0),
+            context_tokens=description.context_tokens,
+            fail_on=config.get("fail_on"),
+            stop_ids=frozenset(config.get("stop_ids", [])),
+        )
+        model.layer_seconds = config.get("layer_seconds", 0.0)
+        return model
+
+
+class RecordingSink:
+    name = "recording"
+
+    def __init__(self):
+        self.events = []
+
+    def emit(self, event):
+        self.events.append(event)
+
+    def close(self):
+        pass
+
+    def take(self, *kinds):
+        """The events of these kinds since the last call, in order."""
+        events, self.events = self.events, []
+        return [event for event in events if isinstance(event, kinds)]
+
+
+class ToyServer:
+    """``slots``, ``sink``, ``app``, and ``url`` once it runs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        models: dict[str, dict],
+        sinks=(),
+        plugin_routes=(),
+        plugin_reports=tuple,
+        **tables,
+    ):
+        self.settings = Settings(
+            **{"memory": {"kv_bytes": 64 * 2**20}, "telemetry": {"sample_seconds": 0}, **tables}
+        )
+        self.sink = RecordingSink()
+        self.emitter = SinkEmitter([self.sink, *sinks])
+        self.slots = SlotManager(self.settings, lambda config: ToyFamily(), self.emitter)
+        self.app = create_app(self.slots, self.settings, self.emitter, plugin_routes, plugin_reports)
+        for name, config in models.items():
+            path = folder / name.replace("/", "-")
+            path.mkdir(parents=True)
+            (path / "config.json").write_text(json.dumps({"model_type": "toy", **config}))
+            self.slots.load(name, path)
+        self._at_rest = self._held()
+
+    def engine(self, name):
+        return self.slots.get(name).engine
+
+    def wait_until_idle(self, seconds=5.0):
+        """Nothing runs, waits or is reserved beyond what was at rest; fails after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while self._held() != self._at_rest:
+            assert time.monotonic() < deadline, (self._held(), self._at_rest)
+            time.sleep(0.005)
+
+    def _held(self):
+        statuses = [slot.engine.status() for slot in self.slots.slots()]
+        return [(status.running, status.waiting, status.kv_bytes_reserved) for status in statuses]
+
+    @contextlib.contextmanager
+    def running(self):
+        with BackgroundServer(self.app) as server:
+            self.url = server.url
+            self.background = server
+            yield self
+        self.slots.close()

@@ -1,0 +1,192 @@
+"""From events to answers: a stream, put together by another's client, is the whole answer."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
+from toy_server import ToyChatCodec
+
+from darkbloom_core.contracts import ContentDelta, Malformed, ReasoningDelta, ToolCallDelta
+from darkbloom_core.engine import OutputDelta, OutputEnd, Timings, TokenLogprob, Usage
+from darkbloom_core.server._answer import AnswerWriter, ChatPieces, TextPieces, usage_body
+
+USAGE = Usage(prompt_tokens=7, completion_tokens=5, reasoning_tokens=2)
+CODEC = ToyChatCodec()
+
+texts = st.text(min_size=1, max_size=8)
+logprobs = st.lists(
+    st.builds(
+        TokenLogprob,
+        st.integers(0, 63),
+        st.floats(-20, 0) | st.just(float("-inf")),
+        st.lists(st.tuples(st.integers(0, 63), st.floats(-20, 0)), max_size=2).map(tuple),
+    ),
+    max_size=2,
+).map(tuple)
+
+
+@st.composite
+def outputs(draw):
+    """One output: deltas in any order and any cut, calls counted up from 0, each named in its first piece."""
+    events, calls = [], 0
+    for _ in range(draw(st.integers(0, 8))):
+        deltas = []
+        for kind in draw(
+            st.lists(st.sampled_from(["content", "reasoning", "new", "more", "bad"]), max_size=3)
+        ):
+            if kind == "content":
+                deltas.append(ContentDelta(draw(texts)))
+            elif kind == "reasoning":
+                deltas.append(ReasoningDelta(draw(texts)))
+            elif kind == "new":
+                deltas.append(ToolCallDelta(calls, draw(texts), draw(st.text(max_size=4))))
+                calls += 1
+            elif kind == "more" and calls:
+                deltas.append(ToolCallDelta(calls - 1, None, draw(texts)))
+            else:
+                deltas.append(Malformed("broken"))
+        events.append(OutputDelta(tuple(deltas), draw(logprobs)))
+    reason = draw(st.sampled_from(["length", "tool_calls" if calls else "stop"]))
+    return [*events, OutputEnd(reason, USAGE, Timings())]
+
+
+def chat_writer(count=1, *, with_logprobs=True, include_usage=True) -> AnswerWriter:
+    choices = [ChatPieces(CODEC, with_logprobs=with_logprobs) for _ in range(count)]
+    return AnswerWriter("chat", model="toy/m", choices=choices, include_usage=include_usage)
+
+
+def streamed(writer, events) -> list[dict]:
+    data = writer.opening() + b"".join(writer.chunks(*event) for event in events) + writer.closing(USAGE)
+    blocks = data.decode().split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def whole(writer, events) -> dict:
+    for event in events:
+        writer.take(*event)
+    return json.loads(json.dumps(writer.whole(USAGE), allow_nan=False))
+
+
+def without_ids(choices: list[dict]) -> list[dict]:
+    for choice in choices:
+        for position, call in enumerate(choice["message"].get("tool_calls") or []):
+            assert call.pop("id").startswith("call_")
+            assert call.pop("index", position) == position  # the client's fold keeps it
+    return choices
+
+
+@given(st.lists(outputs(), min_size=1, max_size=3))
+def test_a_stream_folds_to_the_whole_answer(choices) -> None:
+    events = [(index, event) for index, output in enumerate(choices) for event in output]
+    state = ChatCompletionStreamState()
+    for chunk in streamed(chat_writer(len(choices)), events):
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    folded = state.current_completion_snapshot.to_dict()
+    answer = whole(chat_writer(len(choices)), events)
+    for choice in folded["choices"]:
+        choice["message"].pop("parsed", None)
+        for call in choice["message"].get("tool_calls") or []:
+            call["function"].pop("parsed_arguments", None)
+    assert without_ids(drop_nulls(folded["choices"])) == without_ids(drop_nulls(answer["choices"]))
+    assert folded["usage"] == answer["usage"]
+
+
+def drop_nulls(value):
+    """A client's fold knows no difference between null and absent."""
+    if isinstance(value, dict):
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
+    return [drop_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+@given(outputs())
+def test_a_stream_has_the_shape_that_clients_expect(output) -> None:
+    chunks = streamed(chat_writer(), [(0, event) for event in output])
+    *parts, usage = chunks
+    assert parts[0]["choices"][0]["delta"] == {"role": "assistant"}
+    assert all(None not in part["choices"][0]["delta"].values() for part in parts)
+    finishes = [part["choices"][0]["finish_reason"] for part in parts]
+    assert set(finishes[:-1]) <= {None}
+    assert finishes[-1] == output[-1].reason
+    assert (usage["choices"], usage["usage"]) == ([], usage_body(USAGE))
+    assert len({(part["id"], part["created"], part["model"], part["object"]) for part in chunks}) == 1
+
+
+@given(outputs())
+def test_calls_come_one_by_one_each_with_an_id_of_its_own(output) -> None:
+    chunks = streamed(chat_writer(), [(0, event) for event in output])
+    calls = [
+        call for chunk in chunks for each in chunk["choices"] for call in each["delta"].get("tool_calls", [])
+    ]
+    opened = [call for call in calls if "id" in call]
+    assert [call["index"] for call in opened] == list(range(len(opened)))
+    assert len({call["id"] for call in opened}) == len(opened)
+    assert all(len(c["delta"].get("tool_calls", [])) <= 1 for chunk in chunks for c in chunk["choices"])
+
+
+@given(st.lists(texts, max_size=6))
+def test_a_text_completion_streams_what_it_answers_whole(pieces) -> None:
+    events = [(0, OutputDelta((ContentDelta(text),))) for text in pieces]
+    events.append((0, OutputEnd("length", USAGE, Timings())))
+    chunks = streamed(AnswerWriter("text", model="m", choices=[TextPieces()], include_usage=False), events)
+    answer = whole(AnswerWriter("text", model="m", choices=[TextPieces()], include_usage=False), events)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "".join(pieces)
+    assert answer["choices"][0] == {
+        "index": 0,
+        "text": "".join(pieces),
+        "logprobs": None,
+        "finish_reason": "length",
+    }
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
+    assert answer["object"] == chunks[0]["object"] == "text_completion"
+
+
+def test_without_include_usage_no_chunk_speaks_of_usage() -> None:
+    events = [(0, OutputDelta((ContentDelta("a"),))), (0, OutputEnd("stop", USAGE, Timings()))]
+    assert all("usage" not in chunk for chunk in streamed(chat_writer(include_usage=False), events))
+
+
+def test_content_is_null_only_beside_tool_calls() -> None:
+    end = (0, OutputEnd("stop", USAGE, Timings()))
+    call = (0, OutputDelta((ToolCallDelta(0, "f", "{}"),)))
+    said = (0, OutputDelta((ContentDelta("a"),)))
+    assert whole(chat_writer(), [end])["choices"][0]["message"] == {"role": "assistant", "content": ""}
+    assert whole(chat_writer(), [call, end])["choices"][0]["message"]["content"] is None
+    assert whole(chat_writer(), [said, call, end])["choices"][0]["message"]["content"] == "a"
+
+
+def test_logprobs_are_left_out_unless_asked_for() -> None:
+    logprob = TokenLogprob(33, -0.5, ((33, -0.5), (61, float("-inf"))))
+    events = [(0, OutputDelta((ContentDelta("A"),), (logprob,))), (0, OutputEnd("stop", USAGE, Timings()))]
+    assert whole(chat_writer(with_logprobs=False), events)["choices"][0]["logprobs"] is None
+    assert whole(chat_writer(), events)["choices"][0]["logprobs"]["content"] == [
+        {
+            "token": "A",
+            "logprob": -0.5,
+            "bytes": [65],
+            "top_logprobs": [
+                {"token": "A", "logprob": -0.5, "bytes": [65]},
+                {"token": "", "logprob": -9999.0, "bytes": []},
+            ],
+        }
+    ]
+
+
+def test_a_stream_is_plain_ascii() -> None:
+    """Some clients split lines wherever Unicode sees a line end, as after U+2028."""
+    writer = chat_writer()
+    data = writer.chunks(0, OutputDelta((ContentDelta("a\u2028b\u0085c\n😀"),)))
+    assert data.isascii()
+    assert len(data.decode().splitlines()) == 2
+    assert json.loads(data.removeprefix(b"data: "))["choices"][0]["delta"]["content"] == "a\u2028b\u0085c\n😀"
+
+
+@pytest.mark.parametrize("cached", [0, 256])
+def test_cached_tokens_are_told_only_if_there_are_any(cached) -> None:
+    body = usage_body(Usage(prompt_tokens=300, completion_tokens=5, cached_tokens=cached, reasoning_tokens=1))
+    assert body["total_tokens"] == 305
+    assert body["completion_tokens_details"] == {"reasoning_tokens": 1}
+    assert body.get("prompt_tokens_details") == ({"cached_tokens": 256} if cached else None)
