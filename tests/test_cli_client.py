@@ -75,13 +75,13 @@ def test_the_address_may_end_in_v1(server, suffix: str) -> None:
 
 def test_a_refusal_carries_the_servers_words(server) -> None:
     server.status, server.body = 404, b'{"error": {"message": "no such model"}}'
-    with pytest.raises(ChatError, match="^no such model$"):
+    with pytest.raises(ChatError, match=r"^no such model$"):
         ask(server)
 
 
 def test_a_refusal_that_is_not_of_the_openai_shape_is_told_by_its_status(server) -> None:
     server.status, server.body = 502, b"<html>"
-    with pytest.raises(ChatError, match="^HTTP status 502$"):
+    with pytest.raises(ChatError, match=r"^HTTP status 502$"):
         ask(server)
 
 
@@ -104,5 +104,5 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 def test_where_nothing_answers_is_said() -> None:
-    with pytest.raises(SetupError, match="no server answers at http://127.0.0.1:9"):
+    with pytest.raises(SetupError, match=r"no server answers at http://127.0.0.1:9"):
         ChatClient("http://127.0.0.1:9").models()
