@@ -1,0 +1,257 @@
+"""The text model: the reference's computation over the core's caches.
+
+Linear, norm and embedding modules are MLX's, the gathered experts mlx-lm's; the forward
+pass is written here, because positions, masks and KV belong to the core. Nothing here
+evaluates an array. Imported only by ``load``.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# because the constructors of MLX's modules have no annotations
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.activations import gelu_approx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.quantized import quantize
+from mlx_lm.models.switch_layers import SwitchGLU
+
+from darkbloom_core.contracts import Batch, Inputs, LayerCache, MediaEmbeddings, ModelDescription
+from darkbloom_gemma4._config import ExpertsConfig, Gemma4Config, LayerConfig
+from darkbloom_gemma4._quantization import Scheme
+from darkbloom_gemma4._rope import periods, rotate
+
+
+def _linear(columns: int, rows: int) -> Linear:
+    return Linear(columns, rows, bias=False)
+
+
+def _gated(gate: mx.array, up: mx.array) -> mx.array:
+    gated: mx.array = gelu_approx(gate) * up
+    return gated
+
+
+class ExpertActivation(Module):
+    """In the argument order of mlx-lm's experts."""
+
+    def __call__(self, up: mx.array, gate: mx.array) -> mx.array:
+        return _gated(gate, up)
+
+
+class Attention(Module):
+    def __init__(self, config: Gemma4Config, layer: LayerConfig) -> None:
+        super().__init__()
+        self._layer = layer
+        self._norm_epsilon = config.norm_epsilon
+        self._periods = mx.array(
+            periods(config.sliding_rotary if layer.sliding else config.full_rotary, layer.head_dim)
+        )
+        hidden, head_dim = config.hidden_size, layer.head_dim
+        self.q_proj = _linear(hidden, config.heads * head_dim)
+        self.o_proj = _linear(config.heads * head_dim, hidden)
+        self.q_norm = RMSNorm(head_dim, eps=config.norm_epsilon)
+        if layer.source is None:
+            self.k_proj = _linear(hidden, layer.kv_heads * head_dim)
+            self.k_norm = RMSNorm(head_dim, eps=config.norm_epsilon)
+            if not layer.k_equals_v:
+                self.v_proj = _linear(hidden, layer.kv_heads * head_dim)
+
+    def __call__(self, x: mx.array, offsets: mx.array, cache: LayerCache) -> mx.array:
+        batch, length, _ = x.shape
+        q = rotate(self._heads(self.q_norm(self._split(self.q_proj(x)))), offsets, self._periods)
+        k = v = None
+        if self._layer.source is None:
+            k = self._split(self.k_proj(x))
+            v = k if self._layer.k_equals_v else self._split(self.v_proj(x))
+            k = rotate(self._heads(self.k_norm(k)), offsets, self._periods)
+            v = self._heads(mx.fast.rms_norm(v, None, self._norm_epsilon))
+        out = cache.attend(q, k, v)
+        return self.o_proj(out.swapaxes(1, 2).reshape(batch, length, -1))
+
+    def _split(self, x: mx.array) -> mx.array:
+        """``[B, L, H * D]`` to ``[B, L, H, D]``."""
+        return x.reshape(*x.shape[:2], -1, self._layer.head_dim)
+
+    @staticmethod
+    def _heads(x: mx.array) -> mx.array:
+        """``[B, L, H, D]`` to ``[B, H, L, D]``."""
+        return x.swapaxes(1, 2)
+
+
+class DenseMlp(Module):
+    def __init__(self, hidden: int, size: int) -> None:
+        super().__init__()
+        self.gate_proj = _linear(hidden, size)
+        self.up_proj = _linear(hidden, size)
+        self.down_proj = _linear(size, hidden)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(_gated(self.gate_proj(x), self.up_proj(x)))
+
+
+class Router(Module):
+    """Chooses experts: norm, scale by ``hidden ** -0.5``, project, softmax in float32, the largest, summing to 1."""
+
+    def __init__(self, config: Gemma4Config, experts: ExpertsConfig) -> None:
+        super().__init__()
+        self._chosen = experts.chosen
+        self._norm_epsilon = config.norm_epsilon
+        self._scaling = config.hidden_size**-0.5
+        self.proj = _linear(config.hidden_size, experts.count)
+        self.scale = mx.ones((config.hidden_size,))
+        self.per_expert_scale = mx.ones((experts.count,))
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Indices and weights, each ``[B, L, chosen]``."""
+        scores = self.proj(mx.fast.rms_norm(x, None, self._norm_epsilon) * self.scale * self._scaling)
+        indices = mx.argpartition(scores, kth=-self._chosen, axis=-1)[..., -self._chosen :]
+        # A softmax over the chosen scores is one over all of them, divided by the chosen ones' sum.
+        shares = mx.softmax(mx.take_along_axis(scores, indices, axis=-1).astype(mx.float32), axis=-1)
+        return indices, (shares * self.per_expert_scale[indices]).astype(x.dtype)
+
+
+class Experts(Module):
+    def __init__(self, hidden: int, experts: ExpertsConfig) -> None:
+        super().__init__()
+        self.switch_glu = SwitchGLU(
+            hidden, experts.size, experts.count, activation=ExpertActivation(), bias=False
+        )
+
+    def __call__(self, x: mx.array, indices: mx.array, weights: mx.array) -> mx.array:
+        return (self.switch_glu(x, indices) * weights[..., None]).sum(-2)
+
+
+class DecoderLayer(Module):
+    def __init__(self, config: Gemma4Config, layer: LayerConfig) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.self_attn = Attention(config, layer)
+        self.mlp = DenseMlp(hidden, layer.mlp_size)
+        self.layer_scalar = mx.ones((1,))
+        norms = [
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ]
+        self._has_experts = config.experts is not None
+        if config.experts is not None:
+            self.router = Router(config, config.experts)
+            self.experts = Experts(hidden, config.experts)
+            norms += [
+                "post_feedforward_layernorm_1",
+                "pre_feedforward_layernorm_2",
+                "post_feedforward_layernorm_2",
+            ]
+        if config.per_layer_size:
+            self.per_layer_input_gate = _linear(hidden, config.per_layer_size)
+            self.per_layer_projection = _linear(config.per_layer_size, hidden)
+            norms.append("post_per_layer_input_norm")
+        for name in norms:
+            setattr(self, name, RMSNorm(hidden, eps=config.norm_epsilon))
+
+    def __call__(
+        self, x: mx.array, per_layer_input: mx.array | None, offsets: mx.array, cache: LayerCache
+    ) -> mx.array:
+        """``x`` ``[B, L, H]`` and this layer's own input ``[B, L, P]``, or None in models without one."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offsets, cache))
+        out = self.mlp(self.pre_feedforward_layernorm(x))
+        if self._has_experts:
+            chosen = self.experts(self.pre_feedforward_layernorm_2(x), *self.router(x))
+            out = self.post_feedforward_layernorm_1(out) + self.post_feedforward_layernorm_2(chosen)
+        x = x + self.post_feedforward_layernorm(out)
+        if per_layer_input is not None:
+            gated = _gated(self.per_layer_input_gate(x), per_layer_input)
+            x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
+        return x * self.layer_scalar
+
+
+class TextModel(Module):
+    """Parameters are named as MLX conversions name them, without a prefix."""
+
+    def __init__(self, config: Gemma4Config) -> None:
+        super().__init__()
+        self._config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config, layer) for layer in config.layers]
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        if not config.tied:
+            self.lm_head = _linear(config.hidden_size, config.vocab_size)
+        if config.per_layer_size:
+            packed = len(config.layers) * config.per_layer_size
+            self.embed_tokens_per_layer = Embedding(config.per_layer_vocab_size, packed)
+            self.per_layer_model_projection = _linear(config.hidden_size, packed)
+            self.per_layer_projection_norm = RMSNorm(config.per_layer_size, eps=config.norm_epsilon)
+
+    def per_layer_inputs(self, ids: mx.array, x: mx.array) -> mx.array:
+        """``[B, L, layers, P]``: what each layer is told about each token, from its id and its embedding ``x``."""
+        config = self._config
+        shape = (*ids.shape, len(config.layers), config.per_layer_size)
+        of_token = (self.embed_tokens_per_layer(ids) * config.per_layer_size**0.5).reshape(shape)
+        of_embedding = (self.per_layer_model_projection(x) * config.hidden_size**-0.5).reshape(shape)
+        inputs: mx.array = (self.per_layer_projection_norm(of_embedding) + of_token) * 2**-0.5
+        return inputs
+
+    def head(self, x: mx.array) -> mx.array:
+        """Normed hidden states to logits, soft cap included."""
+        logits = self.embed_tokens.as_linear(x) if self._config.tied else self.lm_head(x)
+        softcap = self._config.softcap
+        return logits if softcap is None else mx.tanh(logits / softcap) * softcap
+
+
+class LoadedGemma4:
+    """A ``LoadedModel``. See the contract for each method."""
+
+    vision = None
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        config: Gemma4Config,
+        arrays: dict[str, mx.array],
+        schemes: dict[str, Scheme],
+        stop_ids: frozenset[int],
+    ) -> None:
+        """``arrays`` is emptied: the model owns them from here on."""
+        self.description = description
+        self.stop_ids = stop_ids
+        self.weight_bytes = sum(array.nbytes for array in arrays.values())
+        self._config = config
+        self._model = TextModel(config)
+        quantize(self._model, class_predicate=lambda name, _: _as_arguments(schemes.get(name)))
+        self._model.load_weights(list(arrays.items()), strict=True)
+        arrays.clear()
+        self._model.freeze()
+
+    def embed(self, ids: mx.array, media: MediaEmbeddings | None = None) -> Inputs:
+        model, config = self._model, self._config
+        media = media or MediaEmbeddings((), ())
+        if media.spans:
+            ids = mx.array(ids)  # a copy, for the caller's own is not ours to write into
+        for span in media.spans:
+            ids[:, span.start : span.start + span.length] = config.pad_token
+        x = model.embed_tokens(ids) * config.hidden_size**0.5
+        for span, embeddings in zip(media.spans, media.embeddings, strict=True):
+            x[:, span.start : span.start + span.length] = embeddings.astype(x.dtype)
+        return (x, model.per_layer_inputs(ids, x)) if config.per_layer_size else (x,)
+
+    def run_layers(self, inputs: Inputs, batch: Batch, first: int, last: int) -> Inputs:
+        x, *others = inputs
+        for index in range(first, last):
+            own = others[0][:, :, index] if others else None
+            x = self._model.layers[index](x, own, batch.offsets, batch.caches[index])
+        return (x, *others)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self._model.head(self._model.norm(hidden))[:, -1]
+
+
+def _as_arguments(scheme: Scheme | None) -> bool | dict[str, Any]:
+    if scheme is None:
+        return False
+    return {"group_size": scheme.group_size, "bits": scheme.bits, "mode": scheme.mode}
