@@ -1,52 +1,62 @@
-"""Shows how far models are loaded: bars on a terminal, a few plain lines elsewhere. Always on stderr."""
+"""Shows how far models are loaded: bars on a terminal, two plain lines a model elsewhere. Always on stderr."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TextIO
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, TextIO
 
 from darkbloom_core.cli._format import byte_text
-from darkbloom_core.contracts import Progress
+from darkbloom_core.contracts import Progress as Report
 
-ProgressFor = Callable[[str], Progress]
-"""Gives each model, by its name, the function that hears of its progress."""
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Loading = Callable[[str], AbstractContextManager[Report]]
+"""``with loading(name) as report:`` loads one model, and left without an error it is loaded."""
 
 
 @contextmanager
-def loading_progress(stream: TextIO | None = None) -> Iterator[ProgressFor]:
-    """While the block runs, models may be loaded with the progress functions that it is given."""
+def loading_progress(stream: TextIO | None = None) -> Iterator[Loading]:
+    """While the block runs, models are loaded with what it is given."""
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
         yield lambda name: _plain(name, stream)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(file=stream)) as bars:
-
-        def bar(name: str) -> Progress:
-            task = bars.add_task(name, total=None)
-            return lambda done, total: bars.update(task, completed=done, total=total)
-
-        yield bar
+    with Progress(*columns, console=Console(file=stream)) as bars:
+        yield lambda name: _bar(bars, name)
 
 
-def _plain(name: str, stream: TextIO) -> Progress:
-    """Say that loading begins, and that it is done; in between nothing."""
+@contextmanager
+def _bar(bars: Progress, name: str) -> Iterator[Report]:
+    task = bars.add_task(name, total=None)
+    total = 1  # a bar needs one, and a family need not tell it
+
+    def heard(done: int, of: int) -> None:
+        nonlocal total
+        total = of
+        bars.update(task, completed=done, total=of)
+
+    yield heard
+    bars.update(task, completed=total, total=total)
+
+
+@contextmanager
+def _plain(name: str, stream: TextIO) -> Iterator[Report]:
     started = time.monotonic()
-    said_done = False
+    total = 0
+
+    def heard(done: int, of: int) -> None:  # noqa: ARG001  # only the end is told
+        nonlocal total
+        total = of
+
     print(f"loading {name}", file=stream, flush=True)
-
-    def heard(done: int, total: int) -> None:
-        nonlocal said_done
-        if done >= total and not said_done:
-            said_done = True
-            seconds = time.monotonic() - started
-            print(f"loaded {name}: {byte_text(total)} in {seconds:.1f} s", file=stream, flush=True)
-
-    return heard
+    yield heard
+    size = f"{byte_text(total)} " if total else ""
+    print(f"loaded {name}: {size}in {time.monotonic() - started:.1f} s", file=stream, flush=True)

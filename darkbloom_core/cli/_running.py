@@ -28,11 +28,14 @@ def loaded_app(
     emitter = SinkEmitter(plugins.telemetry_sinks(settings))
     slots = SlotManager(settings, plugins.family_for, emitter)
     try:
-        with loading_progress() as progress_for:
-            loaded = tuple(slots.load(model.name, model.path, progress_for(model.name)) for model in models)
+        loaded = []
+        with loading_progress() as loading:
+            for model in models:
+                with loading(model.name) as report:
+                    loaded.append(slots.load(model.name, model.path, report))
         for event in plugins.failure_events():
             emitter.emit(event)
-        yield create_app(slots, settings, emitter, routes, plugins.report), loaded
+        yield create_app(slots, settings, emitter, routes, plugins.report), tuple(loaded)
     finally:
         slots.close()
         emitter.close()
