@@ -1,6 +1,6 @@
 """HTTP: OpenAI chat, completions and models; health; server-sent events; one table from errors to answers."""
 
-from darkbloom_core.server._app import create_app, generation_service
+from darkbloom_core.server._app import create_app, generation_service, telemetry_sinks
 from darkbloom_core.server._context import ClientWatch, RequestContext, request_context
 from darkbloom_core.server._errors import ErrorAnswer, error_answer
 from darkbloom_core.server._generation import Generation, GenerationService
@@ -21,4 +21,5 @@ __all__ = [
     "generation_service",
     "request_context",
     "serve",
+    "telemetry_sinks",
 ]

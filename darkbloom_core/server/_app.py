@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
+from darkbloom_core.contracts import TelemetrySink
 from darkbloom_core.server._edge import Edge
 from darkbloom_core.server._generation import GenerationService
 from darkbloom_core.server._health import PluginReports, health_routes
@@ -34,7 +35,8 @@ def create_app(
 ) -> Starlette:
     """The ASGI application. The core's own routes win over ``plugin_routes`` of the same path.
 
-    Routes of plugins reach the models through ``generation_service(request.app)``.
+    Routes of plugins reach the models through ``generation_service(request.app)``, and
+    their own sinks through ``telemetry_sinks(request.app)``.
     """
     service = GenerationService(slots, settings, emitter)
     routes = [
@@ -49,6 +51,7 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.generation_service = service
+    app.state.telemetry_sinks = emitter.sinks
     return app
 
 
@@ -57,6 +60,12 @@ def generation_service(app: Starlette) -> GenerationService:
     service = app.state.generation_service
     assert isinstance(service, GenerationService)
     return service
+
+
+def telemetry_sinks(app: Starlette) -> tuple[TelemetrySink, ...]:
+    """The sinks of the server that ``app`` is, so that a plugin's route finds the plugin's own sink."""
+    sinks: tuple[TelemetrySink, ...] = app.state.telemetry_sinks
+    return sinks
 
 
 async def _leave_to_the_edge(request: Request, error: Exception) -> NoReturn:

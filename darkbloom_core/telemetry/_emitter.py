@@ -23,6 +23,11 @@ class SinkEmitter:
         self._closed = False
 
     @property
+    def sinks(self) -> tuple[TelemetrySink, ...]:
+        """The sinks, in order."""
+        return tuple(sink for _, sink in self._sinks)
+
+    @property
     def failures(self) -> Mapping[str, int]:
         """How often each sink raised so far; 0 for a sound one."""
         with self._lock:
