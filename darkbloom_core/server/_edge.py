@@ -8,9 +8,9 @@ request had been accepted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-import time
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -88,6 +88,7 @@ class _BoundedBody:
         self._receive = receive
         self._bytes_limit = bytes_limit
         self._bytes_seen = 0
+        self._complete = False
         self._waits_for_consent = "expect" in headers
         length = headers.get("content-length", "0")
         self._bytes_announced = int(length) if length.isdecimal() else 0
@@ -98,6 +99,7 @@ class _BoundedBody:
         message = await self._receive()
         if message["type"] == "http.request":
             self._bytes_seen += len(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
             if self._bytes_seen > self._bytes_limit:
                 raise self._too_large()
         return message
@@ -106,16 +108,13 @@ class _BoundedBody:
         """Read on for a while: a client that is still sending would never see an answer given before."""
         if self._waits_for_consent and self._bytes_seen == 0:
             return
-        deadline = time.monotonic() + _DISCARD_SECONDS
         discarded = 0
-        while discarded <= self._bytes_limit and (left := deadline - time.monotonic()) > 0:
-            try:
-                message = await asyncio.wait_for(self._receive(), left)
-            except TimeoutError:
-                return
-            discarded += len(message.get("body", b""))
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while not self._complete and discarded <= self._bytes_limit:
+                    message = await self._receive()
+                    discarded += len(message.get("body", b""))
+                    self._complete = not message.get("more_body", False)
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than the limit of {self._bytes_limit} bytes")

@@ -1,0 +1,350 @@
+"""How the server behaves while it works: clients that leave, full queues, telemetry, health, stopping."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+from toy_server import ToyServer
+
+from darkbloom_core.contracts import RequestFinished, RequestRefused, RequestStarted
+from darkbloom_core.plugins import PluginReport
+
+MESSAGES = [{"role": "user", "content": "HELLO"}]
+REQUEST_EVENTS = (RequestStarted, RequestFinished, RequestRefused)
+
+
+def body(model, **fields) -> dict:
+    return {"model": model, "messages": MESSAGES, **fields}
+
+
+def post(server, **fields):
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body(**fields), timeout=30)
+
+
+def open_request(server, request: dict) -> socket.socket:
+    """A connection over which ``request`` was sent and nothing was read."""
+    data = json.dumps(request).encode()
+    connection = socket.create_connection(("127.0.0.1", server.background.port), timeout=10)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def wait_for(condition, seconds=5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def finished(server) -> RequestFinished:
+    """The one account of the one request since the last time."""
+    wait_for(lambda: any(isinstance(event, RequestFinished) for event in server.sink.events))
+    started, ended = server.sink.take(*REQUEST_EVENTS)
+    assert isinstance(started, RequestStarted)
+    assert isinstance(ended, RequestFinished)
+    assert (started.model, started.operation) == (ended.model, ended.operation)
+    return ended
+
+
+@pytest.fixture
+def server(toy_server):
+    toy_server.wait_until_idle()
+    toy_server.sink.take()
+    return toy_server
+
+
+# --- clients that leave ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_tokens_come_frees_its_row_at_once(server, stream) -> None:
+    connection = open_request(server, body("toy/slow", stream=stream, max_tokens=3000, temperature=0))
+    wait_for(lambda: server.engine("toy/slow").status().running == 1)
+    time.sleep(0.2)
+    connection.close()
+    server.wait_until_idle(0.5)
+    account = finished(server)
+    assert (account.status, account.error_code, account.finish_reasons) == (499, "cancelled", ("cancelled",))
+    assert account.input_tokens == 11
+    assert 0 < account.output_tokens < 100
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_during_prefill_frees_its_row(server, stream) -> None:
+    prompt = [{"role": "user", "content": "X" * 4000}]
+    request = {"model": "toy/slow", "messages": prompt, "stream": stream, "max_tokens": 5}
+    connection = open_request(server, request)
+    wait_for(lambda: server.engine("toy/slow").status().running == 1)
+    connection.close()
+    server.wait_until_idle(0.5)
+    assert finished(server).output_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_the_queue_is_forgotten(server, stream) -> None:
+    running = [open_request(server, body("toy/slow", max_tokens=3000)) for _ in range(8)]
+    wait_for(lambda: server.engine("toy/slow").status().running == 8)
+    waiting = open_request(server, body("toy/slow", max_tokens=3000, stream=stream))
+    wait_for(lambda: server.engine("toy/slow").status().waiting == 1)
+    waiting.close()
+    wait_for(lambda: server.engine("toy/slow").status().waiting == 0, 1.0)
+    assert server.engine("toy/slow").status().running == 8
+    for connection in running:
+        connection.close()
+    server.wait_until_idle(1.0)
+
+
+def test_all_choices_end_with_their_client(server) -> None:
+    connection = open_request(server, body("toy/slow", n=4, max_tokens=3000, stream=True))
+    wait_for(lambda: server.engine("toy/slow").status().running == 4)
+    connection.close()
+    server.wait_until_idle(0.5)
+    assert finished(server).choices == 4
+
+
+def test_a_client_that_does_not_read_holds_nobody_else_up(server) -> None:
+    connection = open_request(
+        server, body("toy/plain", stream=True, max_tokens=4000, logprobs=True, top_logprobs=20)
+    )
+    answer = post(server, model="toy/plain", max_tokens=50)
+    assert answer.json()["usage"]["completion_tokens"] == 50
+    connection.close()
+    server.wait_until_idle(1.0)
+
+
+# --- telemetry --------------------------------------------------------------------------
+
+
+def test_a_request_is_accounted_for_once(server) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = {"x-request-id": "mine", "traceparent": parent}
+    request = body("toy/plain", max_tokens=10, seed=3, temperature=0.5, top_p=0.9, top_k=5)
+    before = time.time_ns()
+    httpx.post(f"{server.url}/v1/chat/completions", json=request, headers=headers)
+    account = finished(server)
+    assert (account.model, account.operation, account.request_id) == ("toy/plain", "chat", "mine")
+    assert (account.trace_parent, account.streamed, account.choices) == (parent, False, 1)
+    assert (account.status, account.error_code, account.finish_reasons) == (200, None, ("length",))
+    assert (account.input_tokens, account.output_tokens, account.cached_tokens) == (11, 10, 0)
+    assert (account.max_tokens, account.seed) == (10, 3)
+    assert (account.temperature, account.top_p, account.top_k) == (0.5, 0.9, 5)
+    assert before <= account.started_unix_nanoseconds <= time.time_ns()
+    assert 0 < account.time_to_first_token_seconds < account.duration_seconds
+    assert account.queue_seconds is not None
+    assert account.prefill_seconds + account.decode_seconds < account.duration_seconds
+
+
+def test_a_stream_is_accounted_for_once(server) -> None:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body("toy/plain", stream=True, max_tokens=10, n=2)
+    ) as answer:
+        answer.read()
+    account = finished(server)
+    assert (account.streamed, account.choices, account.output_tokens) == (True, 2, 20)
+    assert account.finish_reasons == ("length", "length")
+
+
+def test_a_failure_is_accounted_for_once(server) -> None:
+    for stream in (False, True):
+        post(server, model="toy/broken", logit_bias={"33": 100}, temperature=0, stream=stream)
+        account = finished(server)
+        assert (account.status, account.error_code) == (500, "generation_failed")
+        assert account.finish_reasons == ("error",)
+
+
+def test_a_trace_parent_that_is_none_is_dropped(server) -> None:
+    url = f"{server.url}/v1/chat/completions"
+    httpx.post(url, json=body("toy/plain", max_tokens=1), headers={"traceparent": "a secret"})
+    assert finished(server).trace_parent is None
+
+
+def test_outputs_that_call_or_break_their_format_are_counted(server) -> None:
+    call_then_end = {"logit_bias": {"62": 100}, "temperature": 0, "max_tokens": 3}
+    assert post(server, model="toy/plain", **call_then_end).json()["choices"][0]["message"]["tool_calls"]
+    assert finished(server).malformed_outputs == 0
+    post(server, model="toy/plain", logit_bias={"63": 100}, temperature=0, max_tokens=5, n=2)
+    assert finished(server).malformed_outputs == 2
+
+
+def test_no_event_holds_text(server) -> None:
+    secret = "MYSECRET"
+    post(server, model="toy/plain", messages=[{"role": "user", "content": secret}], max_tokens=2, user=secret)
+    post(server, model=secret)
+    post(server, model="toy/plain", messages=[{"role": secret}])
+    assert secret not in repr(server.sink.take(*REQUEST_EVENTS))
+
+
+# --- capacity ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Two rows, one waiting place, and KV memory for about 300 tokens."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tables = {"engine": {"max_rows": 2, "waiting_limit": 1}, "memory": {"kv_bytes": 80_000}}
+    with ToyServer(folder, {"toy": {"layer_seconds": 0.005}}, **tables).running() as server:
+        yield server
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_back(tiny) -> None:
+    held = [open_request(tiny, body("toy", max_tokens=100)) for _ in range(3)]
+    wait_for(lambda: sum((lambda s: (s.running, s.waiting))(tiny.engine("toy").status())) == 3)
+    answer = post(tiny, model="toy", max_tokens=5)
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "queue_full"
+    assert int(answer.headers["retry-after"]) >= 1
+    for connection in held:
+        connection.close()
+    tiny.wait_until_idle()
+
+
+def test_choices_that_do_not_all_fit_leave_none_behind(tiny) -> None:
+    answer = post(tiny, model="toy", max_tokens=5, n=4)
+    assert answer.status_code == 429
+    tiny.wait_until_idle()
+    assert post(tiny, model="toy", max_tokens=5, n=3).status_code == 200
+
+
+def test_what_can_never_fit_is_400(tiny) -> None:
+    answer = post(tiny, model="toy", max_tokens=4000)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_too_large")
+    tiny.wait_until_idle()
+
+
+def test_a_client_that_asks_for_no_limit_gets_what_fits(tiny) -> None:
+    tiny.sink.take()
+    with contextlib.closing(open_request(tiny, body("toy", stream=True))) as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    tiny.wait_until_idle()
+    assert 64 <= finished(tiny).max_tokens < 600
+
+
+# --- health -----------------------------------------------------------------------------
+
+
+def test_health_tells_which_slots_serve(server) -> None:
+    assert httpx.get(f"{server.url}/health/live").json() == {"status": "live"}
+    answer = httpx.get(f"{server.url}/health/ready")
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "ready"
+    assert answer.json()["slots"][0] == {
+        "model": "toy/broken",
+        "state": "serving",
+        "running": 0,
+        "waiting": 0,
+    }
+    assert answer.json()["failed_plugins"] == answer.json()["failed_sinks"] == []
+
+
+class RaisingSink:
+    name = "raising"
+
+    def emit(self, event):
+        raise OSError("no disk")
+
+    def close(self):
+        pass
+
+
+def test_health_names_what_failed(tmp_path) -> None:
+    def report(name, state):
+        return PluginReport(name=name, distribution="d", version="1", hooks=(), state=state, reason="why")
+
+    reports = [report("good", "loaded"), report("off", "blocked"), report("bad", "failed to import")]
+    with ToyServer(
+        tmp_path, {"toy": {}}, sinks=[RaisingSink()], plugin_reports=lambda: reports
+    ).running() as server:
+        assert post(server, model="toy", max_tokens=2).status_code == 200
+        health = httpx.get(f"{server.url}/health/ready")
+    assert health.status_code == 200
+    assert health.json()["failed_plugins"] == [
+        {"name": "bad", "distribution": "d", "state": "failed to import", "reason": "why"}
+    ]
+    (sink,) = health.json()["failed_sinks"]
+    assert sink["name"] == "raising"
+    assert sink["failures"] >= 2
+
+
+def test_a_server_without_a_model_is_live_but_not_ready(tmp_path) -> None:
+    with ToyServer(tmp_path, {}).running() as server:
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert httpx.get(f"{server.url}/health/ready").status_code == 503
+        assert httpx.get(f"{server.url}/v1/models").json()["data"] == []
+        assert post(server, model="toy").status_code == 404
+
+
+# --- stopping ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    with ToyServer(tmp_path, {"toy": {"layer_seconds": 0.01}}).running() as server:
+        yield server
+
+
+def stop_in_background(server, drain_seconds) -> threading.Thread:
+    thread = threading.Thread(target=server.background.stop, args=(drain_seconds,))
+    thread.start()
+    return thread
+
+
+def test_draining_lets_running_streams_end_and_takes_nothing_new(own_server) -> None:
+    with httpx.stream(
+        "POST",
+        f"{own_server.url}/v1/chat/completions",
+        json=body("toy", stream=True, max_tokens=40),
+        timeout=30,
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        stopping = stop_in_background(own_server, 30)
+        wait_for(lambda: httpx.get(f"{own_server.url}/health/ready").status_code == 503)
+        assert httpx.get(f"{own_server.url}/health/ready").json()["status"] == "draining"
+        refused = post(own_server, model="toy", max_tokens=5)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    stopping.join(5)
+    assert not stopping.is_alive()
+
+
+@pytest.mark.parametrize("drain_seconds", [0, 0.3])
+def test_when_the_time_is_over_streams_are_told_and_end(own_server, drain_seconds) -> None:
+    with httpx.stream(
+        "POST",
+        f"{own_server.url}/v1/chat/completions",
+        json=body("toy", stream=True, max_tokens=3000),
+        timeout=30,
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        began = time.monotonic()
+        stopping = stop_in_background(own_server, drain_seconds)
+        last = [line for line in lines if line][-1]
+    stopping.join(5)
+    assert drain_seconds <= time.monotonic() - began < drain_seconds + 2
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
+    account = own_server.sink.take(RequestFinished)
+    assert [(each.status, each.error_code) for each in account] == [(503, "draining")]
+
+
+def test_a_whole_answer_that_is_cut_by_the_end_is_503(own_server) -> None:
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(post(own_server, model="toy", max_tokens=3000)))
+    asking.start()
+    wait_for(lambda: own_server.engine("toy").status().running == 1)
+    own_server.background.stop()
+    asking.join(5)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "draining")
+
+
+def test_stopping_twice_is_stopping_once(own_server) -> None:
+    own_server.background.stop()
+    own_server.background.stop()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{own_server.url}/health/live")
