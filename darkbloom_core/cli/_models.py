@@ -14,10 +14,11 @@ import typer
 from darkbloom_core.cli._context import CommandContext
 from darkbloom_core.cli._format import byte_text, count_text
 from darkbloom_core.contracts import LayerKind, ModelDescription
-from darkbloom_core.errors import CheckpointError, SetupError, UnsupportedCheckpoint
+from darkbloom_core.errors import SetupError, UnsupportedCheckpoint
 
 if TYPE_CHECKING:
     from darkbloom_core.settings import Settings
+    from darkbloom_core.slots import ModelPlaces
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="Settings file.", show_default=False, dir_okay=False)
@@ -27,11 +28,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """One line of the list. ``family`` is None, and ``problem`` says why, if it cannot be served here."""
+    """One line of the list. If it cannot be served here, ``family`` is None and ``problem`` says why."""
 
     name: str
     source: str
-    path: str
+    path: str | None
     weight_bytes: int
     family: str | None
     problem: str | None
@@ -48,7 +49,11 @@ def add_to(app: typer.Typer) -> None:
 def _list_models(context: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List the checkpoints that can be named here: aliases, those of plugins, the Hugging Face cache."""
     command: CommandContext = context.obj
-    models = [_listed(command, name, source, path) for name, source, path in _nameable(command, config)]
+    settings = _settings(config)
+    from darkbloom_core.cli._places import model_places
+
+    places = model_places(command, settings)
+    models = [_listed(command, name, source, places) for name, source in sorted(_nameable(places).items())]
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in models], indent=2))
         return
@@ -57,30 +62,30 @@ def _list_models(context: typer.Context, config: ConfigOption = None, as_json: J
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "family", "weights", "from"):
         table.add_column(heading, overflow="fold")
     for model in models:
-        table.add_row(model.name, model.family or model.problem, byte_text(model.weight_bytes), model.source)
-    Console().print(table)
+        size = byte_text(model.weight_bytes) if model.weight_bytes else "none"
+        table.add_row(model.name, model.family or "none", size, model.source)
+    console = Console(highlight=False)
+    console.print(table)
+    for model in models:
+        if model.problem:
+            console.print(Text(f"{model.name}: {model.problem}"), soft_wrap=True)
 
 
-def _nameable(command: CommandContext, config: Path | None) -> Iterator[tuple[str, str, Path | None]]:
-    settings = _settings(config)
-    from darkbloom_core.cli._places import model_places
-    from darkbloom_core.slots import hub_checkpoints, resolve_model
+def _nameable(places: ModelPlaces) -> dict[str, str]:
+    """Every name, in order, and where it comes from."""
+    from darkbloom_core.slots import hub_checkpoints
 
-    places = model_places(command, settings)
-    for alias in places.aliases:
-        try:
-            yield alias, "settings", resolve_model(alias, places).path
-        except SetupError:
-            yield alias, "settings", None
-    for name, path in places.offered.items():
-        yield name, "plugin", path
-    for name, path in hub_checkpoints(places.hub).items():
-        yield name, "Hugging Face cache", path
+    return {
+        **dict.fromkeys(hub_checkpoints(places.hub), "Hugging Face cache"),
+        **dict.fromkeys(places.offered, "plugin"),
+        **dict.fromkeys(places.aliases, "settings"),
+    }
 
 
 def _settings(config: Path | None) -> Settings:
@@ -92,18 +97,21 @@ def _settings(config: Path | None) -> Settings:
     return load_settings(config)
 
 
-def _listed(command: CommandContext, name: str, source: str, path: Path | None) -> ListedModel:
+def _listed(command: CommandContext, name: str, source: str, places: ModelPlaces) -> ListedModel:
     from darkbloom_core.checkpoint import read_config
+    from darkbloom_core.slots import resolve_model
 
-    if path is None:
-        return ListedModel(name, source, "", 0, None, "not found")
-    weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    family = problem = None
+    path: Path | None = None
+    family: str | None = None
+    problem: str | None = None
     try:
+        path = resolve_model(name, places).path
         family = command.plugins.family_for(read_config(path)).name
-    except CheckpointError as error:
+    except SetupError as error:
         problem = error.message
-    return ListedModel(name, source, str(path), weight_bytes, family, problem)
+    weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else 0
+    where = str(path) if path else None
+    return ListedModel(name, source, where, weight_bytes, family, problem)
 
 
 def _inspect_model(
@@ -185,7 +193,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     for index, layer in enumerate(facts["layers"]):
         yield f"{'layers' if index == 0 else '':<18}{layer}"
     yield f"KV cache          {count_text(facts['kv_bytes_per_token'])} bytes per token on {facts['device']}"
-    yield f"                  {byte_text(facts['kv_bytes_at_full_context'])} at full context"
+    yield f"                  {byte_text(facts['kv_bytes_at_full_context'])} for one sequence of full length"
     yield f"weights on disk   {byte_text(facts['weight_bytes_on_disk'])}"
     if facts["ignored_fields"]:
         yield f"ignored fields    {', '.join(facts['ignored_fields'])}"
