@@ -10,6 +10,7 @@ import logging
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from darkbloom_core.engine._admission import check_request, worst_case_bytes
 from darkbloom_core.engine._kv import KvStore, lane_bytes
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._request import GenerationRequest
-from darkbloom_core.engine._runner import Runner
+from darkbloom_core.engine._runner import Runner, StepFault
 from darkbloom_core.engine._sampling import SampledRow
 from darkbloom_core.engine._scheduler import Scheduler
 from darkbloom_core.engine._sequence import Sequence
@@ -86,6 +87,7 @@ class Engine:
         self._changed = threading.Condition()
         self._inbox: list[Live] = []
         self._lives: dict[str, Live] = {}
+        self._news = False
         self._draining = False
         self._closing = False
         self._steps = 0
@@ -169,6 +171,7 @@ class Engine:
                 raise QueueFull(f"{self._name} has {len(self._lives)} requests running and waiting")
             self._lives[request.id] = live
             self._inbox.append(live)
+            self._news = True
             self._changed.notify_all()
         return live.stream
 
@@ -225,6 +228,7 @@ class Engine:
 
     def _wake(self) -> None:
         with self._changed:
+            self._news = True
             self._changed.notify_all()
 
     def _raise_fault(self) -> None:
@@ -271,34 +275,25 @@ class Engine:
         self._slab_bytes = self._store.slab_bytes
         self._ledger.resize(grant - self._slab_bytes)
         self._scheduler = Scheduler(max_rows=rows, layers=len(layers), grid=self._options.chunk_tokens)
-        self._runner = Runner(model, self._store, self._finish)
+        self._runner = Runner(model, self._store, self._finish, self._break)
 
     def _serve(self) -> None:
         assert self._runner is not None
         assert self._scheduler is not None
         assert self._store is not None
+        progressed = True
         while True:
             with self._changed:
-                while not self._closing and not self._has_work():
+                while not (progressed or self._news or self._closing):
                     self._changed.wait()
                 if self._closing:
                     return
+                self._news = False
                 arrived, self._inbox = self._inbox, []
             for live in arrived:
                 self._scheduler.add(live.sequence)
             self._note_cancellations_and_pauses()
-            self._step(self._runner, self._scheduler, self._store)
-
-    def _has_work(self) -> bool:
-        """Whether a step could do anything; called with the lock held."""
-        assert self._runner is not None
-        assert self._scheduler is not None
-        if self._inbox or not self._runner.is_idle:
-            return True
-        return any(
-            live.cancelled or not live.sequence.paused or live.stream.is_drained
-            for live in self._lives.values()
-        )
+            progressed = self._step(self._runner, self._scheduler, self._store)
 
     def _note_cancellations_and_pauses(self) -> None:
         for live in tuple(self._lives.values()):
@@ -309,28 +304,30 @@ class Engine:
             else:
                 live.sequence.paused = live.stream.is_full
 
-    def _step(self, runner: Runner, scheduler: Scheduler, store: KvStore) -> None:
+    def _step(self, runner: Runner, scheduler: Scheduler, store: KvStore) -> bool:
+        """Do what the scheduler plans; False if there was nothing to do until something new happens."""
         for sequence in scheduler.admit(self._reserve):
             live = self._lives[sequence.id]
             live.admitted_at = time.monotonic()
             live.row = store.open_row(sequence.prompt_tokens, sequence.prompt_tokens + sequence.max_tokens)
         plan = scheduler.plan(self._layers_per_slice(runner))
+        if plan.is_empty and runner.is_idle:
+            return False
         self._steps += 1
-        members: tuple[Live, ...] = ()
         try:
             if plan.is_empty:
                 runner.settle()
-                return
             if plan.decode:
-                members = tuple(
-                    sorted((self._lives[one.id] for one in plan.decode), key=lambda live: live.row.lane)  # type: ignore[union-attr]  # running rows are open
-                )
-                runner.decode(members)
+                runner.decode(self._in_order_of_lane(plan.decode))
             if plan.prefill is not None and plan.prefill.sequence.id in self._lives:
-                members = (self._lives[plan.prefill.sequence.id],)
-                runner.prefill(members[0], plan.prefill)
-        except Exception as fault:
-            self._fail(fault, {*members, *runner.drop()}, store)
+                runner.prefill(self._lives[plan.prefill.sequence.id], plan.prefill)
+        except StepFault as fault:
+            self._fail(fault, store)
+        return True
+
+    def _in_order_of_lane(self, sequences: tuple[Sequence, ...]) -> tuple[Live, ...]:
+        lives = [self._lives[sequence.id] for sequence in sequences]
+        return tuple(sorted(lives, key=lambda live: live.row.lane if live.row is not None else -1))
 
     def _layers_per_slice(self, runner: Runner) -> int:
         if runner.layer_seconds is None:
@@ -344,15 +341,19 @@ class Engine:
         size = worst_case_bytes(live.request, self._description)
         return self._ledger.reserve(sequence.id, size)
 
-    def _fail(self, fault: Exception, members: set[Live], store: KvStore) -> None:
+    def _fail(self, fault: StepFault, store: KvStore) -> None:
         """End the sequences of a step that raised; the others go on, unless their storage broke too."""
-        log.error("a step of %s failed: %s: %s", self._name, type(fault).__name__, fault, exc_info=fault)
-        if not store.repair():
-            members = set(self._lives.values())
-        error = GenerationFailed("the step that generated this output failed")
+        log.error("a step of %s failed: %s", self._name, fault, exc_info=fault.__cause__)
+        members = fault.members if store.repair() else tuple(self._lives.values())
         for live in members:
             if not live.ended:
-                self._finish(live, "error", error)
+                self._finish(live, "error", GenerationFailed("the step that generated this output failed"))
+
+    def _break(self, live: Live, fault: Exception) -> None:
+        where = traceback.extract_tb(fault.__traceback__)[-1]  # the message itself could hold output
+        kind = type(fault).__name__
+        log.error("the output of a request of %s broke its parser: %s at %s:%s", self._name, kind, *where[:2])
+        self._finish(live, "error", GenerationFailed("the output could not be parsed"))
 
     def _finish(self, live: Live, reason: FinishReason, error: DarkbloomError | None = None) -> None:
         """The one way out of the engine for a sequence."""
@@ -374,7 +375,11 @@ class Engine:
         with self._changed:
             self._draining = True
             lives, self._lives, self._inbox = tuple(self._lives.values()), {}, []
+        died = self._fault is not None
         for live in lives:
             self._ledger.release(live.sequence.id)
             live.row = None
-            live.end("cancelled", None)
+            if died:
+                live.end("error", GenerationFailed("the engine stopped"))
+            else:
+                live.end("cancelled", None)

@@ -23,15 +23,28 @@ from darkbloom_core.engine._scheduler import ChunkSlice
 SMOOTHING = 0.3
 
 
+class StepFault(Exception):  # noqa: N818  # a fault, as the rest of the engine calls it
+    """A step could not be built or finished; ``members`` are the sequences that cannot go on."""
+
+    def __init__(self, members: tuple[Live, ...], cause: Exception) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.members = members
+
+
 class Runner:
-    """``on_finish`` is called with a sequence whose last token was read, and the reason."""
+    """``on_finish`` is called with a sequence whose last token was read, ``on_fault`` with one whose text broke."""
 
     def __init__(
-        self, model: LoadedModel, store: KvStore, on_finish: Callable[[Live, FinishReason], None]
+        self,
+        model: LoadedModel,
+        store: KvStore,
+        on_finish: Callable[[Live, FinishReason], None],
+        on_fault: Callable[[Live, Exception], None],
     ) -> None:
         self._model = model
         self._store = store
         self._on_finish = on_finish
+        self._on_fault = on_fault
         self._layers = len(model.description.layers)
         self._inflight: Launched | None = None
         self._sampler: tuple[tuple[Live, ...], Sampler] | None = None
@@ -43,7 +56,33 @@ class Runner:
         self.largest_batch = 0
 
     def decode(self, lives: tuple[Live, ...]) -> None:
-        """Launch one token for each of ``lives``, which are in ascending order of lane."""
+        """Launch one token for each of ``lives``, which are in ascending order of lane. Raises ``StepFault``."""
+        try:
+            work = self._build_decode(lives)
+        except Exception as fault:
+            raise StepFault(lives, fault) from fault
+        self._launch(work)
+
+    def prefill(self, live: Live, piece: ChunkSlice) -> None:
+        """Launch one slice of layers of one chunk; with the prompt's last slice comes the first token.
+
+        Raises ``StepFault``.
+        """
+        try:
+            work = self._build_prefill(live, piece)
+        except Exception as fault:
+            raise StepFault((live,), fault) from fault
+        self._launch(work)
+
+    def settle(self) -> None:
+        """Wait for what was launched, and read it. Raises ``StepFault``."""
+        self._launch(None)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._inflight is None
+
+    def _build_decode(self, lives: tuple[Live, ...]) -> Launched:
         rows = [_row(live) for live in lives]
         positions = [live.sequence.prompt_tokens + live.sequence.launched - 1 for live in lives]
         previous = self._previous_tokens(lives)
@@ -60,16 +99,13 @@ class Runner:
         self._decoded = (lives, tokens)
         self.decode_steps += 1
         self.largest_batch = max(self.largest_batch, len(lives))
-        self._launch(
-            Launched(
-                [tokens, *logprobs, *batch.touched],
-                lives,
-                lambda _: self._read(lives, sampler, tokens, logprobs),
-            )
+        return Launched(
+            [tokens, *logprobs, *batch.touched],
+            lives,
+            lambda _: self._read(lives, sampler, tokens, logprobs),
         )
 
-    def prefill(self, live: Live, piece: ChunkSlice) -> None:
-        """Launch one slice of layers of one chunk; with the prompt's last slice comes the first token."""
+    def _build_prefill(self, live: Live, piece: ChunkSlice) -> Launched:
         if piece.first_layer == 0:
             ids = live.request.prompt.ids[piece.start : piece.end]
             live.chunk = StepBatch(self._store, [_row(live)], [piece.start], len(ids))
@@ -80,53 +116,37 @@ class Runner:
         layers = piece.last_layer - piece.first_layer
         touched, batch.touched = batch.touched, []
         if piece.last_layer < self._layers:
-            self._launch(
-                Launched([*live.inputs, *touched], (live,), lambda seconds: self._timed(seconds / layers))
-            )
-            return
+            return Launched([*live.inputs, *touched], (live,), lambda spent: self._timed(spent / layers))
         hidden, live.chunk, live.inputs = live.inputs[0], None, ()
         live.sequence.prefilled = piece.end
         self.prefill_tokens += piece.end - piece.start
         if live.sequence.is_prefilling:
-            self._launch(Launched([hidden, *touched], (live,), lambda seconds: self._timed(seconds / layers)))
-            return
+            return Launched([hidden, *touched], (live,), lambda spent: self._timed(spent / layers))
         sampler = Sampler([live.sampled], self._model.description.vocab_size, None)
         tokens, logprobs = sampler.sample(self._model.logits(hidden[:, -1:]), [0])
         live.last_token = (tokens, 0)
         live.sequence.launched = 1
-        self._launch(
-            Launched(
-                [tokens, *logprobs, *touched],
-                (live,),
-                lambda _: self._read((live,), sampler, tokens, logprobs),
-            )
+        return Launched(
+            [tokens, *logprobs, *touched],
+            (live,),
+            lambda _: self._read((live,), sampler, tokens, logprobs),
         )
 
-    def settle(self) -> None:
-        """Wait for what was launched, and read it."""
-        self._launch(None)
-
-    def drop(self) -> tuple[Live, ...]:
-        """Forget what was launched; returns whose it was."""
-        members = self._inflight.members if self._inflight is not None else ()
-        self._inflight, self._decoded, self._sampler = None, None, None
-        return members
-
-    @property
-    def is_idle(self) -> bool:
-        return self._inflight is None
-
     def _launch(self, work: Launched | None) -> None:
-        previous = self._inflight
-        if previous is not None:
-            mx.eval(previous.arrays)
-        seconds = 0.0 if previous is None else time.monotonic() - previous.launched_at
-        if work is not None:
-            mx.async_eval(work.arrays)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
-            work.launched_at = time.monotonic()
+        previous, self._inflight = self._inflight, None
+        try:
+            if previous is not None:
+                mx.eval(previous.arrays)
+            finished_at = time.monotonic()
+            if work is not None:
+                mx.async_eval(work.arrays)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
+                work.launched_at = time.monotonic()
+        except Exception as fault:
+            members = [*(previous.members if previous else ()), *(work.members if work else ())]
+            raise StepFault(tuple(members), fault) from fault
         self._inflight = work
         if previous is not None:
-            previous.complete(seconds)
+            previous.complete(finished_at - previous.launched_at)
 
     def _read(
         self, lives: tuple[Live, ...], sampler: Sampler, tokens: mx.array, logprobs: tuple[mx.array, ...]
@@ -137,7 +157,12 @@ class Runner:
             if live.ended:
                 continue  # it stopped a step ago: this token was launched before that was known
             self.output_tokens += 1
-            reason = live.take_token(token, self._model.stop_ids, sampler.read_logprobs(index, token, arrays))
+            found = sampler.read_logprobs(index, token, arrays)
+            try:
+                reason = live.take_token(token, self._model.stop_ids, found)
+            except Exception as fault:  # a parser that raises must not end its neighbours
+                self._on_fault(live, fault)
+                continue
             if reason is not None:
                 self._on_finish(live, reason)
 

@@ -2,8 +2,8 @@
 
 Always true: a sequence that was admitted is never preempted; chunks are cut on a grid
 from position 0 as a function of the prompt alone, so load decides when a chunk runs and
-never how it is cut; of two waiting sequences of one priority the earlier goes first, and
-waiting raises a priority, so nobody starves.
+never how it is cut; of two waiting sequences of one priority the earlier goes first, and a
+higher priority is a bounded head start, so nobody starves.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from darkbloom_core.contracts import MediaSpan
 from darkbloom_core.engine._sequence import Sequence
 
-AGING_ARRIVALS = 64
-"""A waiting sequence overtakes one priority level above it once this many have arrived after it."""
+PRIORITY_ARRIVALS = 64
+"""One level of priority is a head start of this many arrivals: of those that come later still, none overtakes."""
 
 
 def chunk_end(start: int, prompt_tokens: int, grid: int, spans: tuple[MediaSpan, ...] = ()) -> int:
@@ -110,8 +110,7 @@ class Scheduler:
         return Plan(decode, self._next_slice(layers_per_slice if decode else self._layers))
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
-        waited = self._arrivals - 1 - sequence.arrival
-        return (-(sequence.priority + waited // AGING_ARRIVALS), sequence.arrival)
+        return (sequence.arrival - PRIORITY_ARRIVALS * sequence.priority, sequence.arrival)
 
     def _next_slice(self, layers: int) -> ChunkSlice | None:
         if self._chunk is None:

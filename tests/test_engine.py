@@ -1,0 +1,360 @@
+"""The engine as its callers see it, with tiny models of every kind of layer and the oracle beside it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from toy_family import ToyCodec, ToyModel, full, recurrent, text_of, tokens_of, window
+
+from darkbloom_core.contracts import Prompt
+from darkbloom_core.engine import (
+    Engine,
+    EngineOptions,
+    GenerationRequest,
+    OutputEnd,
+    PlainParser,
+    SamplingParams,
+    lane_bytes,
+    row_bytes,
+)
+from darkbloom_core.errors import (
+    CapacityExhausted,
+    ContextLengthExceeded,
+    Draining,
+    GenerationFailed,
+    InvalidRequest,
+    NeverFits,
+    QueueFull,
+)
+
+GREEDY = SamplingParams(temperature=0.0)
+LAYERS = [window(8, sinks=True), full(), window(16), full(source=1), recurrent(), window(8, source=0)]
+
+
+def start(model: ToyModel, grant: int = 1 << 26, codec: ToyCodec | None = None, **options) -> Engine:
+    engine = Engine("toy", codec or ToyCodec(), lambda: model, EngineOptions(chunk_tokens=16, **options))
+    engine.load_model()
+    engine.start(grant)
+    return engine
+
+
+@pytest.fixture
+def build():
+    """Build engines that are closed at the end."""
+    engines = []
+
+    def make(model: ToyModel | None = None, **options) -> Engine:
+        engines.append(start(model or ToyModel(LAYERS), **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def request(name: str, ids, most: int = 20, sampling: SamplingParams = GREEDY, **more) -> GenerationRequest:
+    return GenerationRequest(
+        id=name, prompt=Prompt(tuple(ids)), parser=PlainParser(), max_tokens=most, sampling=sampling, **more
+    )
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 64, random.integers(1, 60)).tolist() for _ in range(count)]
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not come true"
+        time.sleep(0.005)
+
+
+def is_empty(engine: Engine) -> bool:
+    status = engine.status()
+    slabs = status.kv_bytes_reserved == status.kv_bytes_used
+    return status.running == status.waiting == 0 and slabs
+
+
+def test_many_at_once_each_get_what_they_get_alone(build):
+    model = ToyModel(LAYERS, stop_ids=frozenset({5}))
+    engine = build(model)
+    streams = [engine.submit(request(str(n), ids)) for n, ids in enumerate(prompts(20))]
+    for ids, stream in zip(prompts(20), streams, strict=True):
+        events = list(stream)
+        expected = model.greedy(ids, 20)
+        assert tokens_of(events) == expected
+        assert events[-1].reason == ("stop" if expected[-1] == 5 else "length")
+        assert events[-1].usage.completion_tokens == len(expected)
+        assert sum(isinstance(event, OutputEnd) for event in events) == 1
+    assert engine.status().largest_batch == 8
+    wait_for(lambda: is_empty(engine))
+
+
+def test_seeded_sampling_is_the_same_beside_any_neighbours(build):
+    engine = build()
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, seed=42)
+    alone = tokens_of(engine.submit(request("alone", [1, 2, 3], 24, sampling)))
+    streams = [engine.submit(request(str(n), ids, 30)) for n, ids in enumerate(prompts(5))]
+    streams.append(engine.submit(request("again", [1, 2, 3], 24, sampling)))
+    assert tokens_of(list(streams[-1])) == alone
+    for stream in streams[:-1]:
+        list(stream)
+    other = engine.submit(request("other", [1, 2, 3], 24, sampling, choice=1))
+    assert tokens_of(list(other)) != alone
+
+
+def test_penalties_see_tokens_that_were_launched_but_not_read(build):
+    engine = build()
+    sampling = SamplingParams(temperature=0.0, presence_penalty=1000.0)
+    tokens = tokens_of(list(engine.submit(request("a", [1, 2, 3], 40, sampling))))
+    assert len(tokens) == len(set(tokens)) == 40
+
+
+def test_one_token_is_one_token(build):
+    model = ToyModel(LAYERS)
+    events = list(build(model).submit(request("a", [1, 2, 3], 1)))
+    assert tokens_of(events) == model.greedy([1, 2, 3], 1)
+    assert events[-1].reason == "length"
+
+
+def test_a_stop_string_ends_the_output_and_frees_the_row(build):
+    model = ToyModel(LAYERS)
+    engine = build(model)
+    text = "".join(chr(32 + token) for token in model.greedy([1, 2, 3], 20))
+    stop = text[5:8]
+    events = list(engine.submit(request("a", [1, 2, 3], 20, stop=(stop,))))
+    assert text_of(events) == text[: text.index(stop)]
+    assert events[-1].reason == "stop"
+    wait_for(lambda: is_empty(engine))
+
+
+@pytest.mark.parametrize("moment", ["queued", "prefill", "decode", "paused"])
+def test_cancelling_ends_the_stream_once_and_gives_everything_back(build, moment):
+    engine = build(max_rows=1, event_buffer=4)
+    if moment == "queued":
+        blocker = engine.submit(request("blocker", [1], 500))
+        stream = engine.submit(request("a", [1, 2, 3], 500))
+        wait_for(lambda: engine.status().waiting == 1)
+    else:
+        blocker = None
+        stream = engine.submit(request("a", [1] * (3000 if moment == "prefill" else 3), 500))
+    if moment == "decode":
+        iter_once = iter(stream)
+        next(iter_once)
+    if moment == "paused":
+        wait_for(lambda: stream.is_full)
+        steps = engine.status().decode_steps
+        time.sleep(0.1)
+        assert engine.status().decode_steps <= steps + 2
+    stream.cancel()
+    stream.cancel()
+    assert list(stream)[-1].reason == "cancelled"
+    if blocker is not None:
+        blocker.cancel()
+        list(blocker)
+    wait_for(lambda: is_empty(engine))
+
+
+def test_a_slow_reader_loses_nothing_and_slows_nobody(build):
+    model = ToyModel(LAYERS)
+    engine = build(model, event_buffer=4)
+    slow = engine.submit(request("slow", [1, 2, 3], 60))
+    fast = engine.submit(request("fast", [4, 5, 6], 60))
+    assert tokens_of(list(fast)) == model.greedy([4, 5, 6], 60)
+    assert engine.status().running == 1
+    assert tokens_of(list(slow)) == model.greedy([1, 2, 3], 60)
+
+
+def test_a_step_that_raises_fails_its_rows_and_the_engine_goes_on(build):
+    model = ToyModel(LAYERS, fail_on=63)
+    engine = build(model)
+    ids = [1, 2, 3]
+    good = engine.submit(request("good", ids, 20))
+    bad = engine.submit(request("bad", [63], 20))
+    end = list(bad)[-1]
+    assert end.reason == "error"
+    assert isinstance(end.error, GenerationFailed)
+    assert "this token fails" not in end.error.message
+    assert tokens_of(list(good)) == ToyModel(LAYERS).greedy(ids, 20)
+    wait_for(lambda: is_empty(engine))
+    assert tokens_of(list(engine.submit(request("after", ids, 5)))) == ToyModel(LAYERS).greedy(ids, 5)
+
+
+class Breaks(PlainParser):
+    def text(self, text):
+        raise ZeroDivisionError("secret text")
+
+
+def test_a_parser_that_raises_fails_its_own_request_alone(build):
+    model = ToyModel(LAYERS)
+    engine = build(model)
+    good = engine.submit(request("good", [1, 2, 3], 30))
+    bad = engine.submit(
+        GenerationRequest(id="bad", prompt=Prompt((1, 2)), parser=Breaks(), max_tokens=9, sampling=GREEDY)
+    )
+    end = list(bad)[-1]
+    assert isinstance(end.error, GenerationFailed)
+    assert "secret" not in end.error.message
+    assert tokens_of(list(good)) == model.greedy([1, 2, 3], 30)
+    wait_for(lambda: is_empty(engine))
+
+
+def test_a_request_that_a_shrunk_grant_cannot_hold_waits_without_burning_the_processor(build):
+    model = ToyModel(LAYERS)
+    engine = build(model, grant=grant_for(256, 2), max_rows=1)
+    engine.resize(lane_bytes(LAYERS) + row_bytes(LAYERS, 256))
+    first = engine.submit(request("first", [1], 200))
+    second = engine.submit(request("second", [2], 20))
+    wait_for(lambda: engine.status().running == 1)
+    engine.resize(0)
+    list(first)
+    wait_for(lambda: engine.status().running == 0)
+    time.sleep(0.05)
+    steps = engine.status().steps
+    time.sleep(0.1)
+    assert engine.status().steps == steps
+    assert engine.status().waiting == 1
+    engine.resize(grant_for(256, 2))
+    assert tokens_of(list(second)) == model.greedy([2], 20)
+
+
+BAD = {
+    "max_tokens 0": ({"most": 0}, InvalidRequest, "max_tokens"),
+    "empty prompt": ({"ids": []}, InvalidRequest, "empty"),
+    "id out of the vocabulary": ({"ids": [64]}, InvalidRequest, "outside 0 to 63"),
+    "negative id": ({"ids": [-1]}, InvalidRequest, "outside 0 to 63"),
+    "NaN temperature": (
+        {"sampling": SamplingParams(temperature=float("nan"))},
+        InvalidRequest,
+        "temperature",
+    ),
+    "negative temperature": ({"sampling": SamplingParams(temperature=-1)}, InvalidRequest, "temperature"),
+    "top_p 0": ({"sampling": SamplingParams(top_p=0.0)}, InvalidRequest, "top_p"),
+    "top_p 2": ({"sampling": SamplingParams(top_p=2.0)}, InvalidRequest, "top_p"),
+    "min_p 2": ({"sampling": SamplingParams(min_p=2.0)}, InvalidRequest, "min_p"),
+    "top_k -1": ({"sampling": SamplingParams(top_k=-1)}, InvalidRequest, "top_k"),
+    "bias outside": ({"sampling": SamplingParams(logit_bias={99: 1.0})}, InvalidRequest, "logit_bias"),
+    "infinite bias": (
+        {"sampling": SamplingParams(logit_bias={1: float("inf")})},
+        InvalidRequest,
+        "logit_bias",
+    ),
+    "21 logprobs": ({"sampling": SamplingParams(logprobs=21)}, InvalidRequest, "top_logprobs"),
+    "a million stop strings": ({"stop": ("x",) * 1_000_000}, InvalidRequest, "stop strings"),
+    "an empty stop string": ({"stop": ("",)}, InvalidRequest, "stop string"),
+    "longer than the context": ({"ids": [1] * 4090}, ContextLengthExceeded, "4090 tokens .* 20 exceed"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_requests_are_refused_with_their_own_error_and_reserve_nothing(build, case):
+    changes, error, message = BAD[case]
+    engine = build()
+    with pytest.raises(error, match=message):
+        engine.submit(request("bad", **{"ids": [1, 2, 3], **changes}))
+    assert is_empty(engine)
+
+
+def test_a_live_id_is_refused_and_may_be_used_again_afterwards(build):
+    engine = build()
+    first = engine.submit(request("same", [1, 2, 3], 200))
+    with pytest.raises(InvalidRequest, match="running already"):
+        engine.submit(request("same", [1, 2, 3]))
+    first.cancel()
+    assert list(first)[-1].reason == "cancelled"
+    assert list(engine.submit(request("same", [1, 2, 3], 2)))[-1].reason == "length"
+
+
+def test_the_queue_is_bounded(build):
+    engine = build(max_rows=1, waiting_limit=2)
+    streams = [engine.submit(request(str(n), [1], 500)) for n in range(3)]
+    with pytest.raises(QueueFull):
+        engine.submit(request("one too many", [1]))
+    for stream in streams:
+        stream.cancel()
+        list(stream)
+
+
+def grant_for(tokens: int, rows: int = 1) -> int:
+    return lane_bytes(LAYERS) + rows * row_bytes(LAYERS, tokens)
+
+
+def test_what_can_never_fit_is_told_so_and_what_fits_later_is_told_to_come_back(build):
+    engine = build(grant=grant_for(1024), max_rows=1)
+    list(engine.submit(request("fits", [1] * 1000, 24)))
+    with pytest.raises(NeverFits, match="at most"):
+        engine.submit(request("never", [1] * 1000, 25))
+    engine.resize(grant_for(512))
+    with pytest.raises(CapacityExhausted, match="at present"):
+        engine.submit(request("later", [1] * 1000, 24))
+    engine.resize(grant_for(1024))
+    list(engine.submit(request("now", [1] * 1000, 24)))
+
+
+def test_shrinking_a_grant_leaves_running_requests_alone(build):
+    model = ToyModel(LAYERS)
+    engine = build(model, grant=grant_for(256, 4), max_rows=1)
+    stream = engine.submit(request("a", [1, 2, 3], 100))
+    wait_for(lambda: engine.status().running == 1)
+    engine.resize(0)
+    assert tokens_of(list(stream)) == model.greedy([1, 2, 3], 100)
+    assert engine.status().kv_bytes_reserved == engine.status().kv_bytes_used
+
+
+def test_requests_that_do_not_fit_together_run_one_after_the_other(build):
+    model = ToyModel(LAYERS)
+    engine = build(model, grant=2 * lane_bytes(LAYERS) + row_bytes(LAYERS, 256), max_rows=2)
+    streams = [engine.submit(request(str(n), [n], 30)) for n in range(3)]
+    for number, stream in enumerate(streams):
+        assert tokens_of(list(stream)) == model.greedy([number], 30)
+    assert engine.status().largest_batch == 1
+
+
+def test_a_grant_too_small_for_one_row_is_refused_at_the_start():
+    engine = Engine("toy", ToyCodec(), lambda: ToyModel(LAYERS), EngineOptions())
+    engine.load_model()
+    with pytest.raises(CapacityExhausted, match="one row"):
+        engine.start(10)
+    engine.close()
+
+
+def test_a_load_that_raises_is_told_to_the_loader_and_ends_the_thread():
+    def load():
+        raise ValueError("no weights")
+
+    engine = Engine("toy", ToyCodec(), load, EngineOptions())
+    with pytest.raises(ValueError, match="no weights"):
+        engine.load_model()
+    engine.close()
+    assert not any(thread.name == "engine toy" for thread in threading.enumerate())
+
+
+def test_closing_ends_every_stream_and_a_drained_engine_takes_nothing_new(build):
+    engine = build(max_rows=1)
+    streams = [engine.submit(request(str(n), [1], 2000)) for n in range(3)]
+    engine.drain()
+    with pytest.raises(Draining):
+        engine.submit(request("late", [1]))
+    engine.close()
+    assert [list(stream)[-1].reason for stream in streams] == ["cancelled"] * 3
+    assert engine.status().kv_bytes_used == 0
+
+
+def test_a_chunk_has_the_same_shapes_whether_the_engine_is_idle_or_full(build):
+    ids = list(range(40))
+    shapes = []
+    for neighbours in (0, 3):
+        model = ToyModel(LAYERS)
+        engine = build(model, slice_seconds=1e-9)
+        streams = [engine.submit(request(str(n), [n], 400)) for n in range(neighbours)]
+        wait_for(lambda engine=engine, count=neighbours: engine.status().running == count)
+        list(engine.submit(request("a", ids, 2)))
+        shapes.append([shape for shape in model.embeds if shape[1] > 1])
+        for stream in streams:
+            stream.cancel()
+            list(stream)
+    assert shapes[0] == shapes[1] == [(1, 16), (1, 16), (1, 8)]

@@ -1,0 +1,186 @@
+"""The scheduler is pure: whole lives of many sequences are played without a model."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from darkbloom_core.contracts import MediaSpan
+from darkbloom_core.engine._scheduler import PRIORITY_ARRIVALS, Scheduler, chunk_end
+from darkbloom_core.engine._sequence import Sequence
+
+
+@given(prompt=st.integers(1, 5000), grid=st.sampled_from([16, 256, 512]))
+def test_chunks_cover_the_prompt_on_the_grid(prompt, grid):
+    start, starts = 0, []
+    while start < prompt:
+        starts.append(start)
+        start = chunk_end(start, prompt, grid)
+    assert start == prompt
+    assert all(one % grid == 0 for one in starts)
+
+
+def test_a_chunk_never_splits_a_span():
+    span = (MediaSpan(4, 6, 0),)
+    assert chunk_end(0, 100, 8, span) == 4
+    assert chunk_end(4, 100, 8, (MediaSpan(4, 20, 0),)) == 24
+    assert chunk_end(0, 100, 16, span) == 16
+
+
+def _sequence(name: str, prompt: int = 10, most: int = 5, priority: int = 0) -> Sequence:
+    return Sequence(name, prompt, most, priority)
+
+
+def _always(_: Sequence) -> bool:
+    return True
+
+
+def test_the_earlier_of_two_equals_goes_first_and_priority_goes_before_both():
+    scheduler = Scheduler(max_rows=1, layers=4, grid=16)
+    for name, priority in (("first", 0), ("second", 0), ("urgent", 3)):
+        scheduler.add(_sequence(name, priority=priority))
+    order = []
+    while scheduler.waiting:
+        (admitted,) = scheduler.admit(_always)
+        order.append(admitted.id)
+        scheduler.remove(admitted)
+    assert order == ["urgent", "first", "second"]
+
+
+def test_a_large_sequence_at_the_head_is_not_overtaken_by_small_ones():
+    scheduler = Scheduler(max_rows=8, layers=4, grid=16)
+    scheduler.add(_sequence("large", prompt=1000))
+    scheduler.add(_sequence("small"))
+    assert scheduler.admit(lambda sequence: sequence.prompt_tokens < 100) == ()
+    assert [one.id for one in scheduler.admit(_always)] == ["large", "small"]
+
+
+def test_a_priority_is_a_bounded_head_start_so_later_urgent_ones_do_not_starve_a_patient_one():
+    scheduler = Scheduler(max_rows=1, layers=4, grid=16)
+    scheduler.add(_sequence("patient", priority=0))
+    for number in range(2 * PRIORITY_ARRIVALS):
+        scheduler.add(_sequence(f"urgent {number}", priority=1))
+    order = []
+    while scheduler.waiting:
+        (admitted,) = scheduler.admit(_always)
+        order.append(admitted.id)
+        scheduler.remove(admitted)
+    assert order.index("patient") == PRIORITY_ARRIVALS - 1
+
+
+def test_a_chunk_runs_whole_when_nobody_decodes_and_in_slices_when_somebody_does():
+    scheduler = Scheduler(max_rows=2, layers=10, grid=16)
+    decoding, arriving = _sequence("decoding", 4, 9), _sequence("arriving", 40, 9)
+    scheduler.add(decoding)
+    scheduler.admit(_always)
+    alone = scheduler.plan(3).prefill
+    assert alone is not None
+    assert (alone.first_layer, alone.last_layer) == (0, 10)
+    decoding.prefilled, decoding.launched = 4, 1
+    scheduler.add(arriving)
+    scheduler.admit(_always)
+    pieces = []
+    for _ in range(4):
+        plan = scheduler.plan(3)
+        assert plan.decode == (decoding,)
+        assert plan.prefill is not None
+        pieces.append(
+            (plan.prefill.start, plan.prefill.end, plan.prefill.first_layer, plan.prefill.last_layer)
+        )
+    assert pieces == [(0, 16, 0, 3), (0, 16, 3, 6), (0, 16, 6, 9), (0, 16, 9, 10)]
+
+
+def test_removing_a_sequence_in_the_middle_of_its_chunk_forgets_the_chunk():
+    scheduler = Scheduler(max_rows=2, layers=10, grid=16)
+    gone, decoding, other = _sequence("gone", 40), _sequence("decoding", 4, 99), _sequence("other", 20)
+    for sequence in (gone, decoding, other):
+        scheduler.add(sequence)
+    decoding.prefilled, decoding.launched = 4, 1
+    scheduler.admit(_always)
+    assert scheduler.plan(3).prefill.sequence is gone
+    scheduler.remove(gone)
+    scheduler.admit(_always)
+    piece = scheduler.plan(3).prefill
+    assert (piece.sequence, piece.first_layer) == (other, 0)
+
+
+def test_paused_rows_keep_their_place_and_are_not_stepped():
+    scheduler = Scheduler(max_rows=2, layers=2, grid=16)
+    paused, other = _sequence("paused"), _sequence("other")
+    for sequence in (paused, other):
+        scheduler.add(sequence)
+    scheduler.admit(_always)
+    for sequence in (paused, other):
+        sequence.prefilled, sequence.launched = 10, 1
+    paused.paused = True
+    assert scheduler.plan(2).decode == (other,)
+    assert paused in scheduler.running
+
+
+def play(steps: int, seed: int) -> dict[str, int]:
+    """Random arrivals, cancellations, priorities and budget changes; returns counts of what happened."""
+    chance = random.Random(seed)
+    scheduler = Scheduler(max_rows=8, layers=6, grid=256)
+    budget, reserved = 5000, {}
+    ended: dict[str, int] = {}
+    arrived: dict[str, int] = {}
+    count, longest_wait = 0, 0
+
+    def reserve(sequence: Sequence) -> bool:
+        size = sequence.prompt_tokens + sequence.max_tokens
+        if sum(reserved.values()) + size > budget:
+            return False
+        reserved[sequence.id] = size
+        return True
+
+    def end(sequence: Sequence) -> None:
+        scheduler.remove(sequence)
+        reserved.pop(sequence.id, None)
+        ended[sequence.id] = ended.get(sequence.id, 0) + 1
+
+    for step in range(steps):
+        if chance.random() < 0.05 and len(scheduler.waiting) < 64:
+            sequence = _sequence(
+                str(count), chance.randint(1, 900), chance.randint(1, 60), chance.randint(0, 2)
+            )
+            arrived[sequence.id] = step
+            count += 1
+            scheduler.add(sequence)
+        if chance.random() < 0.01 and (scheduler.running or scheduler.waiting):
+            end(chance.choice(scheduler.running + scheduler.waiting))
+        if chance.random() < 0.001:
+            budget = chance.choice([2000, 5000, 9000])
+        for sequence in scheduler.admit(reserve):
+            longest_wait = max(longest_wait, step - arrived[sequence.id])
+        plan = scheduler.plan(chance.randint(1, 6))
+        piece = plan.prefill
+        for sequence in plan.decode:
+            assert sequence.prefilled == sequence.prompt_tokens
+            sequence.launched += 1
+        if piece is not None:
+            assert piece.sequence in scheduler.running
+            assert piece.start == piece.sequence.prefilled
+            if piece.last_layer == 6:
+                piece.sequence.prefilled = piece.end
+                piece.sequence.launched = int(piece.end == piece.sequence.prompt_tokens)
+        for sequence in scheduler.running:
+            if sequence.launched == sequence.max_tokens:
+                end(sequence)
+    for sequence in scheduler.running + scheduler.waiting:
+        end(sequence)
+    assert not reserved
+    return {
+        "arrived": count,
+        "ended": len(ended),
+        "most_ends": max(ended.values()),
+        "longest_wait": longest_wait,
+    }
+
+
+def test_every_sequence_of_a_random_life_ends_exactly_once_and_gives_everything_back():
+    result = play(30_000, seed=1)
+    assert result["arrived"] == result["ended"] > 1000
+    assert result["most_ends"] == 1
+    assert result["longest_wait"] < 10_000
