@@ -2,10 +2,14 @@
 
 import importlib
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
 
 
@@ -118,3 +122,53 @@ def toy_server(tmp_path_factory):
         tmp_path_factory.mktemp("toys"), models, server={"body_bytes_limit": 100_000}
     ).running() as server:
         yield server
+
+
+class Serving:
+    """A running ``darkbloom serve``: where it listens, and the end of it."""
+
+    def __init__(self, command, environment, folder):
+        self.errors = folder / "stderr.txt"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=folder
+            )
+        self.said = self.process.stdout.readline()
+        assert "serving" in self.said, self.errors.read_text()
+        self.url = re.search(r"http://\S+(?=/v1)", self.said).group()
+
+    def get(self, route):
+        return httpx.get(self.url + route, timeout=30)
+
+    def ask(self, model, question, **options):
+        """One answer's text at temperature 0, by the client that applications use."""
+        with openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0) as client:
+            messages = [{"role": "user", "content": question}]
+            answer = client.chat.completions.create(model=model, messages=messages, temperature=0, **options)
+        return answer.choices[0].message.content
+
+    def stop(self, how=signal.SIGINT):
+        """Send the signal and give the exit code."""
+        self.process.send_signal(how)
+        code = self.process.wait(30)
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture
+def serve(process_environment, tmp_path):
+    """Start ``darkbloom serve`` on a free port with the arguments given; what still runs ends with the test."""
+    running = []
+
+    def start(*arguments, python=sys.executable):
+        code = "from darkbloom_core.cli import main; main()"
+        command = [str(python), "-c", code, "serve", "--port", "0", *arguments]
+        running.append(Serving(command, process_environment, tmp_path))
+        return running[-1]
+
+    yield start
+    for each in running:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+        each.process.stdout.close()
