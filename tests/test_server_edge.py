@@ -93,7 +93,9 @@ def test_a_client_that_asks_first_is_told_before_it_sends(toy_server) -> None:
 
 
 def test_a_refused_upload_does_not_break_the_next_request(http_client) -> None:
-    assert http_client.post("/v1/chat/completions", content=b"x" * 1_000_000).status_code == 413
+    answer = http_client.post("/v1/chat/completions", content=b"x" * 50_000_000)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "body_too_large"
     assert http_client.get("/health/live").status_code == 200
 
 

@@ -7,8 +7,6 @@ request had been accepted.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 
@@ -21,8 +19,6 @@ from darkbloom_core.server._context import RequestContext
 from darkbloom_core.server._errors import ErrorAnswer, error_answer
 
 logger = logging.getLogger("darkbloom.server")
-
-_DISCARD_SECONDS = 10.0
 
 
 class Edge:
@@ -60,8 +56,6 @@ class Edge:
                 self._emitter.emit(RequestRefused(status=answer.status, error_code=answer.code))
             if answer_began:
                 raise
-            if isinstance(error, BodyTooLarge):
-                await body.discard()
             await send_error(send_with_id, answer)
 
 
@@ -88,8 +82,6 @@ class _BoundedBody:
         self._receive = receive
         self._bytes_limit = bytes_limit
         self._bytes_seen = 0
-        self._complete = False
-        self._waits_for_consent = "expect" in headers
         length = headers.get("content-length", "0")
         self._bytes_announced = int(length) if length.isdecimal() else 0
 
@@ -99,22 +91,9 @@ class _BoundedBody:
         message = await self._receive()
         if message["type"] == "http.request":
             self._bytes_seen += len(message.get("body", b""))
-            self._complete = not message.get("more_body", False)
             if self._bytes_seen > self._bytes_limit:
                 raise self._too_large()
         return message
-
-    async def discard(self) -> None:
-        """Read on for a while: a client that is still sending would never see an answer given before."""
-        if self._waits_for_consent and self._bytes_seen == 0:
-            return
-        discarded = 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DISCARD_SECONDS):
-                while not self._complete and discarded <= self._bytes_limit:
-                    message = await self._receive()
-                    discarded += len(message.get("body", b""))
-                    self._complete = not message.get("more_body", False)
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than the limit of {self._bytes_limit} bytes")

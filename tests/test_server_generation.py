@@ -1,0 +1,135 @@
+"""A generation used directly, as a plugin's route would: whatever happens inside, nothing is left running."""
+
+import asyncio
+
+import pytest
+from starlette.datastructures import Headers
+from toy_server import ToyServer
+
+from darkbloom_core.contracts import Chat, Message, RequestFinished, RequestStarted, TextPart
+from darkbloom_core.engine import OutputEnd
+from darkbloom_core.errors import ContextLengthExceeded, Draining, GenerationFailed, RequestCancelled
+from darkbloom_core.server import (
+    AnswerRequest,
+    ClientWatch,
+    RequestContext,
+    SamplingOverrides,
+    generation_service,
+)
+
+CHAT = Chat(messages=(Message(role="user", content=(TextPart("HELLO"),)),))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    models = {
+        "slow": {"layer_seconds": 0.01},
+        "broken": {"layer_seconds": 0.01, "fail_on": 33},
+        "calls": {"stop_ids": [1]},
+    }
+    server = ToyServer(tmp_path_factory.mktemp("generation"), models)
+    yield server
+    server.slots.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_yet(server):
+    server.sink.take()
+
+
+def run(server, request, use, leaves_first=False):
+    """Generate ``request`` and let ``use`` have it, with a client that stays (or has left already).
+
+    Afterwards, while the loop still runs, nothing is left in the engine.
+    """
+    service = generation_service(server.app)
+
+    async def generate():
+        messages = asyncio.Queue()
+        if leaves_first:
+            messages.put_nowait({"type": "http.disconnect"})
+        context = RequestContext(Headers())
+        async with (
+            ClientWatch(messages.get) as client,
+            service.generate(request, context, client) as generation,
+        ):
+            return await use(generation)
+
+    async def main():
+        try:
+            return await asyncio.wait_for(generate(), 20)
+        finally:
+            await asyncio.to_thread(server.wait_until_idle, 0.5)
+
+    return asyncio.run(main())
+
+
+def ask(model="slow", **fields) -> AnswerRequest:
+    return AnswerRequest(**{"model": model, "source": CHAT, "max_tokens": 3000, **fields})
+
+
+async def everything(generation):
+    return [event async for event in generation]
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_a_fault_while_an_answer_is_written_stops_the_rows(server, choices) -> None:
+    async def fails(generation):
+        async for _ in generation:
+            raise ValueError("cannot write this")
+
+    with pytest.raises(ValueError, match="cannot write"):
+        run(server, ask(choices=choices), fails)
+    _, ended = server.sink.take(RequestStarted, RequestFinished)
+    assert (ended.status, ended.error_code) == (500, "internal_error")
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_whoever_stops_iterating_stops_the_rows(server, choices) -> None:
+    async def takes_one(generation):
+        return await anext(aiter(generation))
+
+    assert run(server, ask(choices=choices), takes_one)
+
+
+def test_one_failed_choice_ends_all(server) -> None:
+    """The seed is such that not all choices draw the broken token at the same step."""
+    request = ask("broken", choices=4, sampling=SamplingOverrides(seed=1, logit_bias={33: 2.0}))
+    with pytest.raises(GenerationFailed):
+        run(server, request, everything)
+    (ended,) = server.sink.take(RequestFinished)
+    assert (ended.status, ended.error_code) == (500, "generation_failed")
+
+
+def test_a_client_that_left_before_is_not_generated_for(server) -> None:
+    with pytest.raises(RequestCancelled):
+        run(server, ask(), everything, leaves_first=True)
+    assert server.sink.take(RequestStarted, RequestFinished) == []
+
+
+def test_choices_that_are_not_all_admitted_are_all_taken_back(server) -> None:
+    with pytest.raises(ContextLengthExceeded):
+        run(server, ask(max_tokens=5000, choices=2), everything)
+    with pytest.raises(Exception, match="running and waiting"):
+        run(server, ask(max_tokens=2000, choices=80), everything)
+    assert server.sink.take(RequestStarted, RequestFinished) == []
+
+
+def test_an_output_that_called_a_tool_says_so_at_its_end(server) -> None:
+    """The penalty makes the call's token give way to the stop token after some steps."""
+    calls = SamplingOverrides(logit_bias={62: 100.0, 1: 80.0}, frequency_penalty=2.0, temperature=0)
+    events = run(server, ask("calls", sampling=calls, max_tokens=100), everything)
+    assert isinstance(events[-1][1], OutputEnd)
+    assert events[-1][1].reason == "tool_calls"
+    cut = run(server, ask("calls", sampling=calls, max_tokens=3), everything)
+    assert cut[-1][1].reason == "length"
+    text = run(server, ask("calls", sampling=SamplingOverrides(logit_bias={1: 100.0})), everything)
+    assert text[-1][1].reason == "stop"
+
+
+def test_a_draining_service_takes_nothing(tmp_path) -> None:
+    server = ToyServer(tmp_path, {"toy": {}})
+    generation_service(server.app).drain()
+    with pytest.raises(Draining):
+        run(server, ask("toy"), everything)
+    server.slots.close()
