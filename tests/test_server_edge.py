@@ -178,9 +178,10 @@ def test_a_route_that_breaks_answers_500_without_its_words(extended, caplog) -> 
     assert httpx.get(f"{extended.url}/plugin/teapot").json()["error"]["message"] == "I am a teapot"
 
 
-def test_a_route_that_breaks_late_breaks_the_connection(extended) -> None:
+def test_a_route_that_breaks_late_breaks_the_connection(extended, caplog) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"{extended.url}/plugin/late")
+    assert {record.exc_info[1].args for record in caplog.records} == {("too late",)}
 
 
 def test_a_plugin_cannot_replace_a_route_of_the_core(extended) -> None:

@@ -81,7 +81,7 @@ def start(tmp_path):
     for process in processes:
         if process.popen.poll() is None:
             process.popen.kill()
-            process.popen.communicate()
+        process.popen.communicate()
 
 
 def test_ctrl_c_during_a_stream_ends_within_two_seconds_and_well(start) -> None:
@@ -95,10 +95,13 @@ def test_ctrl_c_during_a_stream_ends_within_two_seconds_and_well(start) -> None:
     assert '"draining"' in [line for line in lines if line][-1]
 
 
-def test_sigterm_lets_a_stream_finish(start) -> None:
+def test_sigterm_lets_a_stream_finish_and_says_that_it_is_draining(start) -> None:
     process = start(30)
-    lines, thread = process.stream(max_tokens=40)
+    lines, thread = process.stream(max_tokens=60)
     process.popen.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    health = httpx.get(f"{process.url}/health/ready")
+    assert (health.status_code, health.json()["status"]) == (503, "draining")
     _, code, output = process.end(20)
     thread.join(5)
     assert (code, output) == (0, "ended well")
