@@ -7,11 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from darkbloom_core.checkpoint import TextTokenizer, read_config, read_stop_ids
+from darkbloom_core.checkpoint import read_config, read_stop_ids
 from darkbloom_core.contracts import ChatCodec, Device, LoadedModel, ModelDescription, Placement, Progress
 from darkbloom_gemma4._config import FAMILY, MODEL_TYPES, Gemma4Config, describe
-
-_STOPS = ("<turn|>", "<eos>")
 
 
 class Gemma4Family:
@@ -57,8 +55,10 @@ def _understood(description: ModelDescription) -> Gemma4Config:
 
 
 def _stop_ids(path: Path) -> frozenset[int]:
-    tokenizer = TextTokenizer(path)
+    from darkbloom_gemma4._tokens import STOP_NAMES, read_tokenizer
+
+    tokenizer = read_tokenizer(path)
     config = read_config(path)
     text_config = config.get("text_config")
     places = [config, text_config] if isinstance(text_config, dict) else [config]
-    return frozenset().union(*(read_stop_ids(path, place, tokenizer, _STOPS) for place in places))
+    return frozenset().union(*(read_stop_ids(path, place, tokenizer, STOP_NAMES) for place in places))
