@@ -250,6 +250,12 @@ class LoadedGemma4:
     def logits(self, hidden: mx.array) -> mx.array:
         return self._model.head(self._model.norm(hidden))[:, -1]
 
+    def mlx_lm_model(self) -> Module:
+        """The same weights in mlx-lm's class, for benchmarks."""
+        from darkbloom_gemma4._peer import mlx_lm_model
+
+        return mlx_lm_model(self._model, self._config)
+
 
 def _as_arguments(scheme: Scheme | None) -> bool | dict[str, Any]:
     if scheme is None:

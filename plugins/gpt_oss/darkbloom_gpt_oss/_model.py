@@ -89,6 +89,7 @@ class LoadedGptOss:
         self.description = description
         self.stop_ids = stop_ids
         self._model = model
+        self._config = config
         self._heads = (config.q_heads, config.kv_heads, config.head_dim)
         self._periods = mx.array(1.0 / config.rope.inverse_frequencies())
         self._qkv: list[_Fused] = []
@@ -127,6 +128,13 @@ class LoadedGptOss:
         logits: mx.array = self._model.lm_head(self._model.model.norm(hidden[:, -1]))
         return logits
 
+    def mlx_lm_model(self) -> Model:
+        """The same weights in mlx-lm's class, for benchmarks."""
+        from darkbloom_gpt_oss._peer import mlx_lm_model
+
+        fused = [(each.arrays, each.packing) for each in self._qkv]
+        return mlx_lm_model(self._model, fused, self._config)
+
     def _attend(self, index: int, hidden: mx.array, batch: Batch) -> mx.array:
         """Queries, keys and values come from one matmul; queries and keys are rotated together."""
         q_heads, kv_heads, head_dim = self._heads
@@ -156,6 +164,7 @@ class _Fused:
         def joined(name: str) -> mx.array:
             return mx.concatenate([module[name] for module in modules])
 
+        self.packing = _packing(modules[0])
         self.arrays: list[mx.array]
         self._apply: Callable[[mx.array], mx.array]
         first = modules[0]
