@@ -54,10 +54,12 @@ def test_whole_prompts_agree_with_the_reference(layout, tokens, checkpoints, fol
     assert_agree(run(load(folder(layout)), ids, [tokens]), golden, layout)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_prompts_token_by_token_agree_with_the_reference(layout, checkpoints, folder, load, golden):
-    ids = checkpoints.prompt()
-    assert_agree(run(load(folder(layout)), ids, [1] * len(ids)), golden, layout)
+@pytest.mark.parametrize(("layout", "tokens"), [("transformers", 1300), ("publisher", 257), ("mlx", 257)])
+def test_prompts_token_by_token_agree_with_the_reference(
+    layout, tokens, checkpoints, folder, load, golden
+):  # layouts differ in loading only, so one of them goes all the way
+    ids = checkpoints.prompt()[:tokens]
+    assert_agree(run(load(folder(layout)), ids, [1] * tokens), golden, layout)
 
 
 def test_a_prompt_in_chunks_agrees_with_the_reference(checkpoints, folder, load, golden):
