@@ -19,7 +19,7 @@ from darkbloom_core.plugins._discovery import Candidate
 from darkbloom_core.plugins._report import PluginState
 
 
-class Refused(Exception):  # noqa: N818  # an outcome of loading, never seen outside this room
+class Refused(Exception):
     """A plugin cannot be used. ``state`` and ``reason`` are for its report, the cause for the log."""
 
     def __init__(self, state: PluginState, reason: str) -> None:
