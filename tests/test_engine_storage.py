@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_family import HIDDEN, ToyModel, full, recurrent, window
 
-from darkbloom_core.engine import KvStore, StepBatch, lane_bytes, row_bytes
-from darkbloom_core.engine._kv import FullBuffer, storage_tokens
+from darkbloom_core.engine import KvStore, lane_bytes, row_bytes, step_batch
+from darkbloom_core.engine._kv import storage_tokens
 from darkbloom_core.errors import UnsupportedCheckpoint
 
 PATTERNS = {
@@ -25,7 +25,7 @@ PATTERNS = {
 
 def logits_of_steps(model, store, rows, positions, ids):
     """Run one step for ``rows``; ``ids`` ``[B, L]``. Returns ``[B, L, V]``."""
-    batch = StepBatch(store, rows, positions, len(ids[0]))
+    batch = step_batch(store, rows, positions, len(ids[0]))
     (hidden,) = model.run_layers(model.embed(mx.array(ids)), batch, 0, len(model.layers))
     count = hidden.shape[0] * hidden.shape[1]
     return np.array(model.logits(hidden.reshape(count, 1, HIDDEN))).reshape(len(ids), len(ids[0]), -1)
@@ -59,7 +59,7 @@ def test_chunks_then_single_tokens_equal_the_oracle(pattern, chunk):
 @given(data=st.data())
 def test_rows_that_join_and_leave_at_random_see_only_themselves(pattern, data):
     model = ToyModel(PATTERNS[pattern])
-    store = KvStore(model.layers, 4)
+    store = KvStore(model.layers, 4, data.draw(st.sampled_from([0, 32, 512])))
     seed = data.draw(st.integers(0, 2**16))
     random = np.random.default_rng(seed)
     live: list[tuple] = []
@@ -82,15 +82,40 @@ def test_rows_that_join_and_leave_at_random_see_only_themselves(pattern, data):
             close(logits[0], model.oracle(ids)[-1])
 
 
+def fill(store, row, tokens):
+    store.make_room(row, tokens)
+    for position in range(tokens):
+        row.buffers[0].write(0, mx.ones((1, 2, 1, 8)), mx.ones((1, 2, 1, 8)), position)
+
+
 def test_a_full_layers_buffer_grows_by_doubling_up_to_the_reserved_length():
-    buffer = FullBuffer(full(), 1, 1500)
+    store = KvStore([full()], 1)
+    row = store.open_row(1, 2500)
     sizes = []
-    for position in range(1500):
-        buffer.write(mx.ones((1, 2, 1, 8)), mx.ones((1, 2, 1, 8)), position)
-        if not sizes or sizes[-1] != buffer.k.shape[2]:
-            sizes.append(buffer.k.shape[2])
-    assert sizes == [256, 512, 1024, 1536]
-    assert mx.all(buffer.view(1500)[0] == 1)
+    for tokens in range(1, 2501):
+        store.make_room(row, tokens)
+        if not sizes or sizes[-1] != row.buffers[0].tokens:
+            sizes.append(row.buffers[0].tokens)
+            fill(store, row, tokens)
+    assert sizes == [512, 1024, 2048, 2560]
+    assert mx.all(row.buffers[0].view(0, 0, 2049)[0] == 1)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_row_that_outgrows_the_shared_slab_takes_its_tokens_along(pattern):
+    model = ToyModel(PATTERNS[pattern])
+    store = KvStore(model.layers, 3, shared_tokens=512)
+    ids = np.random.default_rng(0).integers(0, 64, 530).tolist()
+    other, row = store.open_row(4, 20), store.open_row(500, 530)
+    logits_of_steps(model, store, [other], [0], [[1, 2, 3, 4]])
+    logits_of_steps(model, store, [row], [0], [ids[:500]])
+    expected = model.oracle(ids)
+    assert row.is_shared
+    for position in range(500, 530):
+        actual = logits_of_steps(model, store, [row], [position], [[ids[position]]])
+        close(actual[0], expected[position : position + 1])
+    assert not row.is_shared
+    close(logits_of_steps(model, store, [other], [4], [[5]])[0], model.oracle([1, 2, 3, 4, 5])[-1:])
 
 
 def test_reserved_bytes_are_what_the_arrays_come_to():
@@ -99,10 +124,18 @@ def test_reserved_bytes_are_what_the_arrays_come_to():
     assert store.slab_bytes == 3 * lane_bytes(layers)
     assert store.allocated_bytes == store.slab_bytes
     row = store.open_row(10, 700)
-    row.buffers[1].write(mx.ones((1, 2, 700, 8)), mx.ones((1, 2, 700, 8)), 0)
+    store.make_room(row, 700)
     assert store.allocated_bytes - store.slab_bytes == row_bytes(layers, 700)
     assert row_bytes(layers, 700) == 2 * 2 * 8 * 4 * storage_tokens(700)
     store.close_row(row)
+    assert store.allocated_bytes == store.slab_bytes
+
+
+def test_the_shared_slab_is_counted_and_a_short_row_adds_nothing():
+    layers = [window(8), full()]
+    store = KvStore(layers, 4, shared_tokens=512)
+    assert store.slab_bytes == 4 * (lane_bytes(layers) + row_bytes(layers, 512))
+    store.open_row(500, 512)
     assert store.allocated_bytes == store.slab_bytes
 
 
@@ -130,3 +163,13 @@ def test_what_the_backend_cannot_do_is_refused_when_the_store_is_built():
         KvStore([full(softcap=30.0)], 1)
     with pytest.raises(UnsupportedCheckpoint, match="borrows from layer 1"):
         KvStore([full(), full(source=1)], 1)
+    with pytest.raises(UnsupportedCheckpoint, match="does not store the same span"):
+        KvStore([window(8), full(source=0)], 1)
+
+
+def test_a_family_that_attends_in_another_dtype_than_described_is_told_so():
+    store = KvStore([full(dtype="bfloat16")], 1)
+    batch = step_batch(store, [store.open_row(1, 2)], [0], 1)
+    q = mx.zeros((1, 4, 1, 8))
+    with pytest.raises(TypeError, match="described as bfloat16"):
+        batch.caches[0].attend(q, q[:, :2], q[:, :2])

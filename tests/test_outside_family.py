@@ -21,7 +21,7 @@ from darkbloom_qwen3._family import Qwen3Family
 
 from darkbloom_core.checkpoint import read_config
 from darkbloom_core.contracts import Chat, ContentDelta, Device, Message, Placement, ReasoningDelta, TextPart
-from darkbloom_core.engine import KvStore, StepBatch
+from darkbloom_core.engine import KvStore, step_batch
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "darkbloom-qwen3"
 QUESTION = "What is the capital of France?"
@@ -74,7 +74,7 @@ def direct_answer(checkpoint: Path) -> tuple[str, str]:
     parser, decoder = codec.parser(chat), codecs.getincrementaldecoder("utf-8")("replace")
     deltas, position = [], 0
     for _ in range(ANSWER_TOKENS):
-        batch = StepBatch(store, [row], [position], len(ids))
+        batch = step_batch(store, [row], [position], len(ids))
         hidden = model.run_layers(model.embed(mx.array([ids])), batch, 0, len(description.layers))[0]
         position += len(ids)
         token = int(model.logits(hidden[:, -1:]).argmax().item())

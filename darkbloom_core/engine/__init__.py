@@ -1,6 +1,5 @@
 """Continuous batching of one model: sequences, scheduler, admission, KV rows, attention, sampling, text, step loop."""
 
-from darkbloom_core.engine._batch import StepBatch
 from darkbloom_core.engine._engine import Engine, EngineOptions, EngineStatus
 from darkbloom_core.engine._kv import KvStore, Row, lane_bytes, row_bytes
 from darkbloom_core.engine._request import (
@@ -13,6 +12,7 @@ from darkbloom_core.engine._request import (
     TokenLogprob,
     Usage,
 )
+from darkbloom_core.engine._steps import step_batch
 from darkbloom_core.engine._stream import OutputStream
 from darkbloom_core.engine._text import PlainParser
 
@@ -29,10 +29,10 @@ __all__ = [
     "PlainParser",
     "Row",
     "SamplingParams",
-    "StepBatch",
     "Timings",
     "TokenLogprob",
     "Usage",
     "lane_bytes",
     "row_bytes",
+    "step_batch",
 ]

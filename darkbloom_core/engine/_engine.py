@@ -12,13 +12,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from darkbloom_core.contracts import ChatCodec, FinishReason, LoadedModel, ModelDescription
+from darkbloom_core.contracts import ChatCodec, FinishReason, LayerKind, LoadedModel, ModelDescription
 from darkbloom_core.engine._admission import check_request, worst_case_bytes
-from darkbloom_core.engine._kv import KvStore, lane_bytes
+from darkbloom_core.engine._kv import KvStore, lane_bytes, slab_bytes
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._request import GenerationRequest
 from darkbloom_core.engine._runner import Runner, StepFault
@@ -40,6 +41,9 @@ from darkbloom_core.errors import (
 from darkbloom_core.memory import Ledger
 
 log = logging.getLogger(__name__)
+
+SHARED_TOKENS = (512, 1024, 2048)
+"""Lengths that the shared slab of full layers may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +275,7 @@ class Engine:
             raise CapacityExhausted(
                 f"{self._name} needs {lane} bytes of KV cache for one row; its grant is {grant}"
             )
-        self._store = KvStore(layers, rows)
+        self._store = KvStore(layers, rows, _shared_tokens(layers, rows, grant))
         self._slab_bytes = self._store.slab_bytes
         self._ledger.resize(grant - self._slab_bytes)
         self._scheduler = Scheduler(max_rows=rows, layers=len(layers), grid=self._options.chunk_tokens)
@@ -383,3 +387,16 @@ class Engine:
                 live.end("error", GenerationFailed("the engine stopped"))
             else:
                 live.end("cancelled", None)
+
+
+def _shared_tokens(layers: Many[LayerKind], rows: int, grant_bytes: int) -> int:
+    """How long a row may be in the shared slab of full layers: the longest that takes an eighth of the grant."""
+    if rows == 1:
+        return 0
+    lanes = slab_bytes(layers, rows, 0)
+    fitting = [
+        tokens
+        for tokens in SHARED_TOKENS
+        if slab_bytes(layers, rows, tokens) - lanes <= (grant_bytes - lanes) // 8
+    ]
+    return max(fitting, default=0)

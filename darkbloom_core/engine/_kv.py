@@ -1,12 +1,19 @@
 """Storage of sequence state. A row owns its storage and its position in every layer; a batch is a list of rows.
 
-Always true: joining or leaving moves no other row's data; a full layer's buffer grows by
-doubling, never per token; a window layer's ring keeps position ``p`` in slot ``p % window``.
+| layer | storage |
+|---|---|
+| full | short rows: a lane of one slab ``[rows, kv_heads, shared_tokens, dim]``; longer ones: a buffer of their own |
+| window | a lane of one slab ``[rows, kv_heads, window, dim]``, position ``p`` in slot ``p % window`` |
+| recurrent | a lane of one slab per state ``[rows, *shape]`` |
+| borrowing | none |
+
+Always true: joining or leaving moves no other row's data; a buffer grows by doubling, never
+per token; a row that outgrows the shared slab moves itself, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +33,7 @@ def storage_tokens(tokens: int) -> int:
 
 
 def row_bytes(layers: Sequence[LayerKind], tokens: int) -> int:
-    """Bytes that a row of at most ``tokens`` tokens allocates in full layers; rings and states are lanes."""
+    """Bytes that a row of at most ``tokens`` tokens may come to allocate for itself in full layers."""
     return sum(
         part.bytes(storage_tokens(tokens))
         for layer in layers
@@ -36,134 +43,98 @@ def row_bytes(layers: Sequence[LayerKind], tokens: int) -> int:
 
 
 def lane_bytes(layers: Sequence[LayerKind]) -> int:
-    """Bytes of one lane: every window layer's ring and every recurrent layer's state."""
+    """Bytes of one lane of every window layer's rings and every recurrent layer's states."""
     return sum(
         part.bytes(part.window or 1) for layer in layers for part in layer.parts if part.extent != "full"
     )
 
 
-class FullBuffer:
-    """K and V of one row in one full layer, each ``[1, kv_heads, capacity, dim]``."""
+class KvPair:
+    """K ``[n, kv_heads, tokens, k_dim]`` and V ``[n, kv_heads, tokens, v_dim]``, written in place."""
 
-    __slots__ = ("_kind", "_limit_tokens", "k", "v")
+    __slots__ = ("k", "v")
 
-    def __init__(self, kind: LayerKind, first_tokens: int, limit_tokens: int) -> None:
-        self._kind = kind
-        self._limit_tokens = storage_tokens(limit_tokens)
-        capacity = min(storage_tokens(first_tokens), self._limit_tokens)
-        dtype = _DTYPES[kind.dtype]
-        self.k = mx.zeros((1, kind.kv_heads, capacity, kind.k_dim), dtype)
-        self.v = mx.zeros((1, kind.kv_heads, capacity, kind.v_dim), dtype)
+    def __init__(self, k: mx.array, v: mx.array) -> None:
+        self.k = k
+        self.v = v
 
-    def write(self, k: mx.array, v: mx.array, start: int) -> None:
-        """Store ``k`` and ``v`` ``[1, kv_heads, L, dim]`` at positions ``start`` and on."""
+    @property
+    def tokens(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    def write(self, lane: int, k: mx.array, v: mx.array, start: int) -> None:
+        """Store ``k`` and ``v`` ``[1, kv_heads, L, dim]`` in ``lane`` from token ``start`` on."""
         end = start + k.shape[2]
-        if end > self.k.shape[2]:
-            self._grow(end)
-        self.k[:, :, start:end] = k
-        self.v[:, :, start:end] = v
+        self.k[lane : lane + 1, :, start:end] = k
+        self.v[lane : lane + 1, :, start:end] = v
 
-    def view(self, end: int) -> tuple[mx.array, mx.array]:
-        """K and V of positions 0 to ``end - 1``."""
-        return self.k[:, :, :end], self.v[:, :, :end]
+    def view(self, lane: int, start: int, end: int) -> tuple[mx.array, mx.array]:
+        """Tokens ``start`` to ``end - 1`` of ``lane``."""
+        return self.k[lane : lane + 1, :, start:end], self.v[lane : lane + 1, :, start:end]
 
-    def _grow(self, end: int) -> None:
-        capacity = self.k.shape[2]
-        while capacity < end:
-            capacity *= 2
-        padding = [(0, 0), (0, 0), (0, min(capacity, self._limit_tokens) - self.k.shape[2]), (0, 0)]
-        self.k = mx.pad(self.k, padding)
-        self.v = mx.pad(self.v, padding)
-
-
-class RingSlab:
-    """The rings of one window layer: K and V of all lanes, each ``[lanes, kv_heads, window, dim]``."""
-
-    __slots__ = ("k", "v", "window")
-
-    def __init__(self, kind: LayerKind, lanes: int) -> None:
-        assert kind.window is not None
-        dtype = _DTYPES[kind.dtype]
-        self.window = kind.window
-        self.k = mx.zeros((lanes, kind.kv_heads, kind.window, kind.k_dim), dtype)
-        self.v = mx.zeros((lanes, kind.kv_heads, kind.window, kind.v_dim), dtype)
-
-    def history(self, lane: int, position: int) -> tuple[mx.array, mx.array] | None:
-        """K and V of up to ``window - 1`` positions before ``position``, in order of time."""
-        count = min(position, self.window - 1)
+    def ring_history(self, lane: int, position: int) -> tuple[mx.array, mx.array] | None:
+        """Of a ring: up to ``window - 1`` positions before ``position``, in order of time; None if there are none."""
+        window = self.tokens
+        count = min(position, window - 1)
         if count == 0:
             return None
-        first, end = (position - count) % self.window, position % self.window or self.window
+        first, end = (position - count) % window, position % window or window
         if first < end:
-            return self.k[lane : lane + 1, :, first:end], self.v[lane : lane + 1, :, first:end]
-        return (
-            mx.concatenate([self.k[lane : lane + 1, :, first:], self.k[lane : lane + 1, :, :end]], axis=2),
-            mx.concatenate([self.v[lane : lane + 1, :, first:], self.v[lane : lane + 1, :, :end]], axis=2),
-        )
+            return self.view(lane, first, end)
+        old, new = self.view(lane, first, window), self.view(lane, 0, end)
+        return mx.concatenate([old[0], new[0]], axis=2), mx.concatenate([old[1], new[1]], axis=2)
 
-    def store(self, lane: int, k: mx.array, v: mx.array, start: int) -> None:
-        """Keep the last ``window`` of ``k`` and ``v`` ``[1, kv_heads, L, dim]``, the run starting at ``start``."""
-        length = k.shape[2]
-        if length > self.window:
-            k, v = k[:, :, -self.window :], v[:, :, -self.window :]
-            start, length = start + length - self.window, self.window
-        slot = start % self.window
-        head = min(length, self.window - slot)
-        self.k[lane : lane + 1, :, slot : slot + head] = k[:, :, :head]
-        self.v[lane : lane + 1, :, slot : slot + head] = v[:, :, :head]
+    def ring_write(self, lane: int, k: mx.array, v: mx.array, start: int) -> None:
+        """Of a ring: keep the last ``window`` of ``k`` and ``v`` ``[1, kv_heads, L, dim]``, a run from ``start`` on."""
+        window, length = self.tokens, k.shape[2]
+        if length > window:
+            k, v = k[:, :, -window:], v[:, :, -window:]
+            start, length = start + length - window, window
+        slot = start % window
+        head = min(length, window - slot)
+        self.write(lane, k[:, :, :head], v[:, :, :head], slot)
         if head < length:
-            self.k[lane : lane + 1, :, : length - head] = k[:, :, head:]
-            self.v[lane : lane + 1, :, : length - head] = v[:, :, head:]
-
-
-class StateSlab:
-    """The states of one recurrent layer: arrays ``[lanes, *shape]``."""
-
-    __slots__ = ("arrays",)
-
-    def __init__(self, kind: LayerKind, lanes: int) -> None:
-        dtype = _DTYPES[kind.dtype]
-        self.arrays = [mx.zeros((lanes, *shape), dtype) for shape in kind.state]
-
-    def clear(self, lane: int) -> None:
-        for array in self.arrays:
-            array[lane] = mx.zeros(array.shape[1:], array.dtype)
+            self.write(lane, k[:, :, head:], v[:, :, head:], 0)
 
 
 class Row:
-    """One sequence's storage: a lane in every slab and a buffer in every full layer."""
+    """One sequence's storage: a lane in every slab, and in full layers a place in the shared slab or own buffers."""
 
-    __slots__ = ("buffers", "lane")
+    __slots__ = ("buffers", "lane", "limit_tokens")
 
-    def __init__(self, lane: int, buffers: list[FullBuffer | None]) -> None:
+    def __init__(self, lane: int, limit_tokens: int, buffers: dict[int, KvPair] | None) -> None:
         self.lane = lane
+        self.limit_tokens = storage_tokens(limit_tokens)
         self.buffers = buffers
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the row's full layers live in the shared slab."""
+        return self.buffers is None
 
 
 class KvStore:
     """All rows of one engine. Touched by the engine's thread only.
 
-    Slabs of ``max_rows`` lanes are allocated at once (``slab_bytes``); a row's full-layer
-    buffers when the row opens.
+    Slabs of ``max_rows`` lanes are allocated at once (``slab_bytes``). ``shared_tokens`` is
+    how long a row may be in the shared slab of full layers; 0 for none.
     """
 
-    def __init__(self, layers: Sequence[LayerKind], max_rows: int) -> None:
-        for index, kind in enumerate(layers):
-            if kind.softcap is not None:
-                raise UnsupportedCheckpoint(
-                    f"layer {index} caps its attention scores, which no backend here does"
-                )
-            if kind.source is not None and (kind.source >= index or layers[kind.source].source is not None):
-                raise UnsupportedCheckpoint(
-                    f"layer {index} borrows from layer {kind.source}, which does not store"
-                )
+    def __init__(self, layers: Sequence[LayerKind], max_rows: int, shared_tokens: int = 0) -> None:
+        _check(layers)
         self.layers = tuple(layers)
-        self.slab_bytes = max_rows * lane_bytes(layers)
-        self.slabs: list[RingSlab | StateSlab | None] = [_slab(kind, max_rows) for kind in layers]
+        self.shared_tokens = shared_tokens
+        self.slab_bytes = slab_bytes(layers, max_rows, shared_tokens)
         self._max_rows = max_rows
         self._free_lanes = list(range(max_rows))
         self._rows: list[Row] = []
-        mx.eval([array for slab in self.slabs for array in _arrays(slab)])
+        self.slabs: list[KvPair | None] = []
+        self.states: list[list[mx.array]] = []
+        self._allocate()
 
     @property
     def open_rows(self) -> int:
@@ -172,49 +143,123 @@ class KvStore:
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all arrays: slabs, and the buffers of open rows as large as they are now."""
-        buffers = [one for row in tuple(self._rows) for one in row.buffers if one is not None]
-        return self.slab_bytes + sum(one.k.nbytes + one.v.nbytes for one in buffers)
+        own = [row.buffers for row in tuple(self._rows) if row.buffers is not None]
+        return self.slab_bytes + sum(pair.nbytes for buffers in own for pair in tuple(buffers.values()))
 
     def open_row(self, prompt_tokens: int, limit_tokens: int) -> Row:
         """Open storage for a sequence of at most ``limit_tokens`` tokens, the lowest free lane first."""
         lane = min(self._free_lanes)
         self._free_lanes.remove(lane)
-        first = prompt_tokens + GROWTH_TOKENS
-        buffers = [FullBuffer(kind, first, limit_tokens) if _is_full(kind) else None for kind in self.layers]
-        for slab in self.slabs:
-            if isinstance(slab, StateSlab):
-                slab.clear(lane)
-        row = Row(lane, buffers)
+        shared = prompt_tokens < self.shared_tokens
+        row = Row(lane, limit_tokens, None if shared else {})
+        if not shared:
+            first = min(storage_tokens(prompt_tokens + GROWTH_TOKENS), row.limit_tokens)
+            row.buffers = {index: self._buffer(index, first) for index in self._full_layers()}
+        for states in self.states:
+            for array in states:
+                array[lane] = mx.zeros(array.shape[1:], array.dtype)
         self._rows.append(row)
         return row
 
     def close_row(self, row: Row) -> None:
         """Give the lane back and drop the buffers."""
         self._rows.remove(row)
-        row.buffers = []
+        row.buffers = None
         self._free_lanes.append(row.lane)
+
+    def make_room(self, row: Row, tokens: int) -> None:
+        """Let ``row`` hold ``tokens`` tokens: out of the shared slab if it outgrows it, or a larger buffer."""
+        if row.buffers is None:
+            if tokens > self.shared_tokens:
+                self._move_out(row, tokens)
+            return
+        for index, pair in row.buffers.items():
+            if tokens > pair.tokens:
+                row.buffers[index] = self._grown(
+                    index, pair, pair.tokens, _capacity(row, pair.tokens, tokens)
+                )
 
     def repair(self) -> bool:
         """After a failed step: make sure that the slabs hold values. False if they had to be cleared."""
         try:
-            mx.eval([array for slab in self.slabs for array in _arrays(slab)])
+            mx.eval([pair.k for pair in self._pairs()], [pair.v for pair in self._pairs()], self.states)
         except Exception:  # whatever broke the step broke the slabs: their contents are lost
-            self.slabs = [_slab(kind, self._max_rows) for kind in self.layers]
+            self._allocate()
             return False
         return True
 
+    def _move_out(self, row: Row, tokens: int) -> None:
+        capacity = _capacity(row, self.shared_tokens, tokens)
+        row.buffers = {}
+        for index in self._full_layers():
+            slab = self.slabs[index]
+            assert slab is not None
+            k, v = slab.view(row.lane, 0, self.shared_tokens)
+            row.buffers[index] = self._grown(index, KvPair(k, v), self.shared_tokens, capacity)
 
-def _is_full(kind: LayerKind) -> bool:
+    def _grown(self, index: int, old: KvPair, held: int, capacity: int) -> KvPair:
+        new = self._buffer(index, capacity)
+        new.write(0, old.k[:, :, :held], old.v[:, :, :held], 0)
+        return new
+
+    def _buffer(self, index: int, tokens: int) -> KvPair:
+        return _zeros(self.layers[index], 1, tokens)
+
+    def _full_layers(self) -> Iterator[int]:
+        return (index for index, kind in enumerate(self.layers) if is_full(kind))
+
+    def _pairs(self) -> list[KvPair]:
+        return [pair for pair in self.slabs if pair is not None]
+
+    def _allocate(self) -> None:
+        self.slabs = [_slab(kind, self._max_rows, self.shared_tokens) for kind in self.layers]
+        self.states = [
+            [mx.zeros((self._max_rows, *shape), _DTYPES[kind.dtype]) for shape in kind.state]
+            for kind in self.layers
+        ]
+        mx.eval([pair.k for pair in self._pairs()], [pair.v for pair in self._pairs()], self.states)
+
+
+def slab_bytes(layers: Sequence[LayerKind], max_rows: int, shared_tokens: int) -> int:
+    """Bytes of all slabs of a store."""
+    return max_rows * (lane_bytes(layers) + (row_bytes(layers, shared_tokens) if shared_tokens else 0))
+
+
+def is_full(kind: LayerKind) -> bool:
+    """Whether the layer stores every token of its own."""
     return kind.source is None and not kind.state and kind.window is None
 
 
-def _slab(kind: LayerKind, lanes: int) -> RingSlab | StateSlab | None:
-    if kind.source is not None or _is_full(kind):
+def _capacity(row: Row, now: int, tokens: int) -> int:
+    while now < tokens:
+        now *= 2
+    return min(now, row.limit_tokens)
+
+
+def _zeros(kind: LayerKind, lanes: int, tokens: int) -> KvPair:
+    dtype = _DTYPES[kind.dtype]
+    shape = (lanes, kind.kv_heads, tokens)
+    return KvPair(mx.zeros((*shape, kind.k_dim), dtype), mx.zeros((*shape, kind.v_dim), dtype))
+
+
+def _slab(kind: LayerKind, lanes: int, shared_tokens: int) -> KvPair | None:
+    if kind.source is not None or kind.state:
         return None
-    return StateSlab(kind, lanes) if kind.state else RingSlab(kind, lanes)
+    if kind.window is not None:
+        return _zeros(kind, lanes, kind.window)
+    return _zeros(kind, lanes, shared_tokens) if shared_tokens else None
 
 
-def _arrays(slab: RingSlab | StateSlab | None) -> list[mx.array]:
-    if isinstance(slab, RingSlab):
-        return [slab.k, slab.v]
-    return slab.arrays if slab is not None else []
+def _check(layers: Sequence[LayerKind]) -> None:
+    for index, kind in enumerate(layers):
+        if kind.softcap is not None:
+            raise UnsupportedCheckpoint(
+                f"layer {index} caps its attention scores, which no backend here does"
+            )
+        if kind.source is None:
+            continue
+        source = layers[kind.source] if kind.source < index else None
+        if source is None or source.source is not None or source.state or source.window != kind.window:
+            raise UnsupportedCheckpoint(
+                f"layer {index} borrows from layer {kind.source}, which does not store the same span"
+            )

@@ -26,7 +26,7 @@ from darkbloom_core.errors import DarkbloomError
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from darkbloom_core.engine._batch import StepBatch
+    from darkbloom_core.engine._chunk import ChunkBatch
     from darkbloom_core.engine._kv import Row
 
 
@@ -48,7 +48,7 @@ class Live:
     cancelled: bool = False
     ended: bool = False
     last_token: tuple[mx.array, int] | None = None
-    chunk: StepBatch | None = None
+    chunk: ChunkBatch | None = None
     inputs: tuple[mx.array, ...] = ()
     admitted_at: float | None = None
     first_token_at: float | None = None

@@ -14,7 +14,9 @@ from typing import Any, cast
 import mlx.core as mx
 
 from darkbloom_core.contracts import FinishReason, LoadedModel
-from darkbloom_core.engine._batch import StepBatch
+from darkbloom_core.engine._chunk import ChunkBatch
+from darkbloom_core.engine._compiled import CompiledDecode, run_decode
+from darkbloom_core.engine._decode import decode_shape, layer_arrays
 from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._live import Launched, Live
 from darkbloom_core.engine._sampling import Sampler
@@ -23,7 +25,7 @@ from darkbloom_core.engine._scheduler import ChunkSlice
 SMOOTHING = 0.3
 
 
-class StepFault(Exception):  # noqa: N818  # a fault, as the rest of the engine calls it
+class StepFault(Exception):  # a fault, as the rest of the engine calls it
     """A step could not be built or finished; ``members`` are the sequences that cannot go on."""
 
     def __init__(self, members: tuple[Live, ...], cause: Exception) -> None:
@@ -47,6 +49,7 @@ class Runner:
         self._on_fault = on_fault
         self._layers = len(model.description.layers)
         self._inflight: Launched | None = None
+        self.compiled: CompiledDecode | None = CompiledDecode(model)
         self._sampler: tuple[tuple[Live, ...], Sampler] | None = None
         self._decoded: tuple[tuple[Live, ...], mx.array] | None = None
         self.layer_seconds: float | None = None
@@ -86,13 +89,9 @@ class Runner:
         rows = [_row(live) for live in lives]
         positions = [live.sequence.prompt_tokens + live.sequence.launched - 1 for live in lives]
         previous = self._previous_tokens(lives)
-        batch = StepBatch(self._store, rows, positions, 1)
-        inputs = self._model.embed(previous[:, None])
-        hidden = self._model.run_layers(inputs, batch, 0, self._layers)[0]
+        logits = self._decode_logits(rows, positions, previous)
         sampler = self._sampler_for(lives, previous)
-        tokens, logprobs = sampler.sample(
-            self._model.logits(hidden), [live.sequence.launched for live in lives]
-        )
+        tokens, logprobs = sampler.sample(logits, [live.sequence.launched for live in lives])
         for index, live in enumerate(lives):
             live.last_token = (tokens, index)
             live.sequence.launched += 1
@@ -100,7 +99,7 @@ class Runner:
         self.decode_steps += 1
         self.largest_batch = max(self.largest_batch, len(lives))
         return Launched(
-            [tokens, *logprobs, *batch.touched],
+            [tokens, *logprobs, *(one for states in self._store.states for one in states)],
             lives,
             lambda _: self._read(lives, sampler, tokens, logprobs),
         )
@@ -108,13 +107,13 @@ class Runner:
     def _build_prefill(self, live: Live, piece: ChunkSlice) -> Launched:
         if piece.first_layer == 0:
             ids = live.request.prompt.ids[piece.start : piece.end]
-            live.chunk = StepBatch(self._store, [_row(live)], [piece.start], len(ids))
+            live.chunk = ChunkBatch(self._store, _row(live), piece.start, len(ids))
             live.inputs = self._model.embed(mx.array([ids], mx.int32))
         assert live.chunk is not None
         batch = live.chunk
         live.inputs = self._model.run_layers(live.inputs, batch, piece.first_layer, piece.last_layer)
         layers = piece.last_layer - piece.first_layer
-        touched, batch.touched = batch.touched, []
+        touched = batch.touched(piece.first_layer, piece.last_layer)
         if piece.last_layer < self._layers:
             return Launched([*live.inputs, *touched], (live,), lambda spent: self._timed(spent / layers))
         hidden, live.chunk, live.inputs = live.inputs[0], None, ()
@@ -131,6 +130,18 @@ class Runner:
             (live,),
             lambda _: self._read((live,), sampler, tokens, logprobs),
         )
+
+    def _decode_logits(self, rows: list[Row], positions: list[int], tokens: mx.array) -> mx.array:
+        for row, position in zip(rows, positions, strict=True):
+            self._store.make_room(row, position + 1)
+        offsets = mx.array(positions, mx.int32)
+        arrays = layer_arrays(self._store, rows)
+        if self.compiled is not None:
+            shape = decode_shape(self._store, rows, positions, exact=False)
+            if self.compiled.is_worth_it(shape):
+                return self.compiled.run(shape, tokens, offsets, arrays)
+        shape = decode_shape(self._store, rows, positions, exact=True)
+        return run_decode(self._model, shape, tokens, offsets, arrays)
 
     def _launch(self, work: Launched | None) -> None:
         previous, self._inflight = self._inflight, None

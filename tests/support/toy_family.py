@@ -44,7 +44,7 @@ def describe(layers: Sequence[LayerKind], context_tokens: int = 4096) -> ModelDe
 
 @dataclass
 class ToyModel:
-    """Implements ``LoadedModel``; ``fail_on`` is a token id whose embedding raises."""
+    """Implements ``LoadedModel``; embedding ``fail_on`` tokens at once raises."""
 
     layers: Sequence[LayerKind]
     seed: int = 0
@@ -84,8 +84,8 @@ class ToyModel:
         return self.table.nbytes
 
     def embed(self, ids, media=None):
-        if self.fail_on is not None and self.fail_on in np.array(ids).ravel().tolist():
-            raise RuntimeError("this token fails")
+        if ids.shape[1] == self.fail_on:
+            raise RuntimeError("this length fails")
         self.embeds.append(tuple(ids.shape))
         return (self.table[ids],)
 

@@ -12,6 +12,7 @@ import json
 import time
 from pathlib import Path
 
+from at_rest import AtRest
 from toy_family import ToyCodec, ToyModel, describe, full, window
 
 from darkbloom_core.contracts import ContentDelta, Malformed, Prompt, ReasoningDelta, ToolCallDelta
@@ -145,21 +146,10 @@ class ToyServer:
             path.mkdir(parents=True)
             (path / "config.json").write_text(json.dumps({"model_type": "toy", **config}))
             self.slots.load(name, path)
-        self._at_rest = self._held()
+        self.wait_until_idle = AtRest(self.slots).wait
 
     def engine(self, name):
         return self.slots.get(name).engine
-
-    def wait_until_idle(self, seconds=5.0):
-        """Nothing runs, waits or is reserved beyond what was at rest; fails after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        while self._held() != self._at_rest:
-            assert time.monotonic() < deadline, (self._held(), self._at_rest)
-            time.sleep(0.005)
-
-    def _held(self):
-        statuses = [slot.engine.status() for slot in self.slots.slots()]
-        return [(status.running, status.waiting, status.kv_bytes_reserved) for status in statuses]
 
     @contextlib.contextmanager
     def running(self):

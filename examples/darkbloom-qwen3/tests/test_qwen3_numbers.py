@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from darkbloom_core.engine import KvStore, StepBatch
+from darkbloom_core.engine import KvStore, step_batch
 
 LAYOUTS = ("transformers", "publisher", "mlx")
 TOLERANCE = 1e-5
@@ -26,7 +26,7 @@ def run(model, ids, pieces):
     row = store.open_row(len(ids), len(ids))
     logits, done = [], 0
     for length in pieces:
-        batch = StepBatch(store, [row], [done], length)
+        batch = step_batch(store, [row], [done], length)
         inputs = model.embed(mx.array([ids[done : done + length]], mx.int32))
         for index in range(layers):  # one by one, as a long prompt may be run
             inputs = model.run_layers(inputs, batch, index, index + 1)
@@ -74,10 +74,10 @@ def test_rows_of_one_batch_stand_at_their_own_positions(checkpoints, folder, loa
     rows = [store.open_row(64, 64) for _ in prompts]
     layers = len(model.description.layers)
     for row, ids in zip(rows, prompts, strict=True):
-        batch = StepBatch(store, [row], [0], len(ids) - 1)
+        batch = step_batch(store, [row], [0], len(ids) - 1)
         out = model.run_layers(model.embed(mx.array([ids[:-1]], mx.int32)), batch, 0, layers)
         mx.eval(out, batch.touched)
-    batch = StepBatch(store, rows, [len(ids) - 1 for ids in prompts], 1)
+    batch = step_batch(store, rows, [len(ids) - 1 for ids in prompts], 1)
     last = mx.array([[ids[-1]] for ids in prompts], mx.int32)
     together = np.array(model.logits(model.run_layers(model.embed(last), batch, 0, layers)[0]))
     for logits, ids in zip(together, prompts, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from darkbloom_gemma4._family import Gemma4Family
 
 from darkbloom_core.contracts import Device, Placement
-from darkbloom_core.engine import KvStore, StepBatch
+from darkbloom_core.engine import KvStore, step_batch
 
 HERE = Path(__file__).parent
 CPU = Device("cpu")
@@ -86,7 +86,7 @@ def run():
         wanted = set(range(len(ids)) if positions is None else positions)
         logits, done = [], 0
         for length in pieces:
-            batch = StepBatch(store, [row], [done], length)
+            batch = step_batch(store, [row], [done], length)
             inputs = model.embed(mx.array([ids[done : done + length]], mx.int32))
             for index in range(len(model.description.layers)):
                 inputs = model.run_layers(inputs, batch, index, index + 1)

@@ -17,7 +17,7 @@ from darkbloom_core.contracts import (
     ToolCall,
     ToolCallDelta,
 )
-from darkbloom_core.engine import KvStore, StepBatch
+from darkbloom_core.engine import KvStore, step_batch
 from darkbloom_core.errors import CheckpointError, InvalidRequest
 
 
@@ -251,7 +251,7 @@ def answer(model, codec, chat, limit=120):
     row = store.open_row(len(ids), len(ids) + limit)
     deltas, done, count = [], 0, len(model.description.layers)
     while True:
-        batch = StepBatch(store, [row], [done], len(ids))
+        batch = step_batch(store, [row], [done], len(ids))
         hidden = model.run_layers(model.embed(mx.array([ids], mx.int32)), batch, 0, count)[0]
         done += len(ids)
         token = mx.argmax(model.logits(hidden[:, -1:])[0]).item()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from darkbloom_core.contracts import Device, MediaEmbeddings, MediaSpan
-from darkbloom_core.engine import KvStore, StepBatch
+from darkbloom_core.engine import KvStore, step_batch
 
 MODELS = ("moe", "dense", "edge")
 LAYOUTS = ("publisher", "transformers", "transformers-text", "mlx", "mlx-text", "older-names")
@@ -77,9 +77,9 @@ def test_rows_of_a_batch_stand_at_their_own_positions(model, random_checkpoint, 
     rows = [store.open_row(len(prompt), 32) for prompt in prompts]
     count = len(loaded.description.layers)
     for row, prompt in zip(rows, prompts, strict=True):
-        batch = StepBatch(store, [row], [0], len(prompt) - 1)
+        batch = step_batch(store, [row], [0], len(prompt) - 1)
         mx.eval(loaded.run_layers(loaded.embed(mx.array([prompt[:-1]])), batch, 0, count), batch.touched)
-    batch = StepBatch(store, rows, [len(prompt) - 1 for prompt in prompts], 1)
+    batch = step_batch(store, rows, [len(prompt) - 1 for prompt in prompts], 1)
     last = loaded.embed(mx.array([[prompt[-1]] for prompt in prompts]))
     together = np.array(loaded.logits(loaded.run_layers(last, batch, 0, count)[0]))
     for ours, prompt in zip(together, prompts, strict=True):

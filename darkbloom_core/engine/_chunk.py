@@ -1,0 +1,122 @@
+"""A prefill step: one row, one chunk of its prompt, in slices of layers.
+
+What a layer sees is a pure function of where the chunk starts and how long it is: up to
+``window - 1`` earlier positions and the whole chunk in a sliding layer, everything before
+it and itself in a full one. Masks are symbolic where a symbol says it.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from darkbloom_core.contracts import LayerCache, LayerKind
+from darkbloom_core.engine._caches import AttendingCache, BorrowingCache, RecurrentCache, attention, written
+from darkbloom_core.engine._kv import KvPair, KvStore, Row, is_full
+
+
+class ChunkBatch:
+    """Implements ``contracts.Batch`` for tokens ``start`` to ``start + length - 1`` of one row."""
+
+    def __init__(self, store: KvStore, row: Row, start: int, length: int) -> None:
+        store.make_room(row, start + length)
+        self.start = start
+        self.length = length
+        self.offsets = mx.array([start], mx.int32)
+        self._store = store
+        self._masks: dict[int, mx.array | str | None] = {}
+        self.caches: list[LayerCache] = []
+        for index, kind in enumerate(store.layers):
+            self.caches.append(self._cache(index, kind, row))
+
+    def touched(self, first: int, last: int) -> list[mx.array]:
+        """The arrays that layers ``first`` to ``last - 1`` have written to."""
+        arrays: list[mx.array] = []
+        for index in range(first, last):
+            cache = self.caches[index]
+            if isinstance(cache, ChunkFull | ChunkWindow):
+                arrays += [cache.pair.k, cache.pair.v]
+            arrays += self._store.states[index]
+        return arrays
+
+    def mask(self, window: int) -> mx.array | str | None:
+        """The mask of a sliding layer over its history and the chunk, in order of time."""
+        history = min(self.start, window - 1)
+        if history + self.length <= window:
+            return "causal" if self.length > 1 else None
+        if window not in self._masks:
+            query = mx.arange(history, history + self.length)[:, None]
+            position = mx.arange(history + self.length)[None]
+            self._masks[window] = (position <= query) & (position > query - window)
+        return self._masks[window]
+
+    def _cache(self, index: int, kind: LayerKind, row: Row) -> LayerCache:
+        if kind.source is not None:
+            source = self.caches[kind.source]
+            assert isinstance(source, ChunkFull | ChunkWindow)
+            return BorrowingCache(kind, source)
+        if kind.state:
+            return RecurrentCache(self._store.states[index], (row.lane,))
+        slab = self._store.slabs[index]
+        if not is_full(kind):
+            assert slab is not None
+            return ChunkWindow(self, kind, slab, row.lane)
+        if row.buffers is not None:
+            return ChunkFull(self, kind, row.buffers[index], 0)
+        assert slab is not None
+        return ChunkFull(self, kind, slab, row.lane)
+
+
+class ChunkFull(AttendingCache):
+    """A full layer of one row: a buffer's only lane, or the row's lane of the shared slab."""
+
+    def __init__(self, batch: ChunkBatch, kind: LayerKind, pair: KvPair, lane: int) -> None:
+        self._batch = batch
+        self._kind = kind
+        self._lane = lane
+        self.pair = pair
+
+    def attend(
+        self, q: mx.array, k: mx.array | None, v: mx.array | None, *, sinks: mx.array | None = None
+    ) -> mx.array:
+        k, v = written(self._kind, k, v)
+        self.pair.write(self._lane, k, v, self._batch.start)
+        return self.look(q, self._kind, sinks)
+
+    def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
+        """Attend without writing; ``kind`` is the asking layer's own."""
+        k, v = self.pair.view(self._lane, 0, self._batch.start + self._batch.length)
+        mask = "causal" if self._batch.length > 1 else None
+        return attention(q, k, v, scale=kind.scale, mask=mask, sinks=sinks)
+
+
+class ChunkWindow(AttendingCache):
+    """A sliding layer of one row. What it attended to is kept until the chunk is done: a borrower may ask for it."""
+
+    def __init__(self, batch: ChunkBatch, kind: LayerKind, pair: KvPair, lane: int) -> None:
+        self._batch = batch
+        self._kind = kind
+        self._lane = lane
+        self._seen: tuple[mx.array, mx.array] | None = None
+        self.pair = pair
+
+    def attend(
+        self, q: mx.array, k: mx.array | None, v: mx.array | None, *, sinks: mx.array | None = None
+    ) -> mx.array:
+        k, v = written(self._kind, k, v)
+        history = self.pair.ring_history(self._lane, self._batch.start)
+        self._seen = (k, v)
+        if history is not None:
+            self._seen = (
+                mx.concatenate([history[0], k], axis=2),
+                mx.concatenate([history[1], v], axis=2),
+            )
+        out = self.look(q, self._kind, sinks)
+        self.pair.ring_write(self._lane, k, v, self._batch.start)
+        return out
+
+    def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
+        """Attend without writing; ``kind`` is the asking layer's own."""
+        assert self._seen is not None
+        k, v = self._seen
+        mask = self._batch.mask(self.pair.tokens)
+        return attention(q, k, v, scale=kind.scale, mask=mask, sinks=sinks)
