@@ -172,3 +172,46 @@ def serve(process_environment, tmp_path):
             each.process.kill()
             each.process.wait()
         each.process.stdout.close()
+
+
+class LiveServer:
+    """The real server in this process, with both demo checkpoints; ``sink`` keeps the telemetry events."""
+
+    def __init__(self):
+        from at_rest import AtRest
+        from toy_server import RecordingSink
+
+        from darkbloom_core.plugins import load_plugins
+        from darkbloom_core.server import BackgroundServer, create_app
+        from darkbloom_core.settings import Settings
+        from darkbloom_core.slots import SlotManager
+        from darkbloom_core.telemetry import SinkEmitter
+
+        settings, plugins, self.sink = Settings(), load_plugins(), RecordingSink()
+        self._emitter = SinkEmitter([self.sink])
+        self._slots = SlotManager(settings, plugins.family_for, self._emitter)
+        for name, path in plugins.checkpoints().items():
+            self._slots.load(name, path)
+        self._server = BackgroundServer(create_app(self._slots, settings, self._emitter, (), plugins.report))
+        self.wait_until_idle = AtRest(self._slots).wait
+        self.url = self._server.url
+
+    def __enter__(self):
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *fault):
+        self._server.stop()
+        self._slots.close()
+        self._emitter.close()
+
+    def status(self, model):
+        """The engine's status of one model."""
+        return self._slots.get(model).engine.status()
+
+
+@pytest.fixture(scope="session")
+def live_server():
+    """One real server for all tests, on a free port, serving ``demo/gpt-oss`` and ``demo/gemma4``."""
+    with LiveServer() as server:
+        yield server

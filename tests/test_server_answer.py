@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
@@ -16,7 +16,8 @@ from darkbloom_core.server._answer import AnswerWriter, ChatPieces, TextPieces, 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, reasoning_tokens=2)
 CODEC = ToyChatCodec()
 
-texts = st.text(min_size=1, max_size=8)
+letters = st.sampled_from('ab{}"\\\n\t\u2028\u0085é中😀')
+texts = st.text(letters, min_size=1, max_size=8)
 logprobs = st.lists(
     st.builds(
         TokenLogprob,
@@ -42,7 +43,7 @@ def outputs(draw):
             elif kind == "reasoning":
                 deltas.append(ReasoningDelta(draw(texts)))
             elif kind == "new":
-                deltas.append(ToolCallDelta(calls, draw(texts), draw(st.text(max_size=4))))
+                deltas.append(ToolCallDelta(calls, draw(texts), draw(st.text(letters, max_size=4))))
                 calls += 1
             elif kind == "more" and calls:
                 deltas.append(ToolCallDelta(calls - 1, None, draw(texts)))
@@ -79,6 +80,7 @@ def without_ids(choices: list[dict]) -> list[dict]:
     return choices
 
 
+@settings(deadline=None)
 @given(st.lists(outputs(), min_size=1, max_size=3))
 def test_a_stream_folds_to_the_whole_answer(choices) -> None:
     events = [(index, event) for index, output in enumerate(choices) for event in output]
@@ -102,6 +104,7 @@ def drop_nulls(value):
     return [drop_nulls(item) for item in value] if isinstance(value, list) else value
 
 
+@settings(deadline=None)
 @given(outputs())
 def test_a_stream_has_the_shape_that_clients_expect(output) -> None:
     chunks = streamed(chat_writer(), [(0, event) for event in output])
@@ -115,6 +118,7 @@ def test_a_stream_has_the_shape_that_clients_expect(output) -> None:
     assert len({(part["id"], part["created"], part["model"], part["object"]) for part in chunks}) == 1
 
 
+@settings(deadline=None)
 @given(outputs())
 def test_calls_come_one_by_one_each_with_an_id_of_its_own(output) -> None:
     chunks = streamed(chat_writer(), [(0, event) for event in output])
@@ -127,6 +131,7 @@ def test_calls_come_one_by_one_each_with_an_id_of_its_own(output) -> None:
     assert all(len(c["delta"].get("tool_calls", [])) <= 1 for chunk in chunks for c in chunk["choices"])
 
 
+@settings(deadline=None)
 @given(st.lists(texts, max_size=6))
 def test_a_text_completion_streams_what_it_answers_whole(pieces) -> None:
     events = [(0, OutputDelta((ContentDelta(text),))) for text in pieces]

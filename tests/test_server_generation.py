@@ -59,7 +59,7 @@ def run(server, request, use, leaves_first=False):
         try:
             return await asyncio.wait_for(generate(), 20)
         finally:
-            await asyncio.to_thread(server.wait_until_idle, 0.5)
+            await asyncio.to_thread(server.wait_until_idle, 2)
 
     return asyncio.run(main())
 

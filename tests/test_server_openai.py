@@ -181,7 +181,7 @@ def test_a_failed_step_is_500_or_the_last_event(http, toy_server) -> None:
     assert json.loads(last)["error"]["code"] == "generation_failed"
     error_of(ask(http, "toy/broken", n=3, **always_33), 500, "generation_failed")
     assert ask(http, "toy/broken", logit_bias={"33": -100}).status_code == 200
-    toy_server.wait_until_idle()
+    toy_server.wait_until_idle(2)
 
 
 def test_the_client_sees_an_error_in_the_middle_of_a_stream(client) -> None:
@@ -196,4 +196,4 @@ def test_the_client_sees_an_error_in_the_middle_of_a_stream(client) -> None:
 def test_nothing_is_reserved_after_any_refusal(http, toy_server) -> None:
     for fields in ({"temperature": -1}, {"model": "no"}, {"messages": []}, {"logit_bias": {"64": 1}}):
         assert ask(http, **fields).status_code in (400, 404)
-    toy_server.wait_until_idle()
+    toy_server.wait_until_idle(2)

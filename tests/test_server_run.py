@@ -97,10 +97,11 @@ def test_ctrl_c_during_a_stream_ends_within_two_seconds_and_well(start) -> None:
 
 def test_sigterm_lets_a_stream_finish_and_says_that_it_is_draining(start) -> None:
     process = start(30)
-    lines, thread = process.stream(max_tokens=60)
-    process.popen.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    health = httpx.get(f"{process.url}/health/ready")
+    with httpx.Client(base_url=process.url) as client:
+        lines, thread = process.stream(max_tokens=100)
+        process.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        health = client.get("/health/ready")
     assert (health.status_code, health.json()["status"]) == (503, "draining")
     _, code, output = process.end(20)
     thread.join(5)
