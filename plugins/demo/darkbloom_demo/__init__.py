@@ -1,4 +1,4 @@
-"""Two tiny trained checkpoints, and a command that shows them at work."""
+"""Two tiny trained checkpoints, a command that shows them at work, and prompts that they answer right."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from darkbloom_core.hookspecs import hookimpl
+from darkbloom_demo._prompts import CheckedPrompt, checked_prompts
 
 if TYPE_CHECKING:
     import typer
+
+__all__ = ["CheckedPrompt", "checked_prompts"]
 
 api_version = (1, 0)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from darkbloom_core.cli import CommandContext, running_server
-from darkbloom_core.errors import SetupError
 
 if TYPE_CHECKING:
     from darkbloom_core.cli import RunningServer
@@ -24,19 +23,15 @@ def add_to(app: typer.Typer) -> None:
 def _demo(
     context: typer.Context,
     question: Annotated[str, typer.Argument(help="What to ask.")] = DEFAULT_QUESTION,
-    model: Annotated[
-        str, typer.Option("--model", help="Which of the demo checkpoints answers.")
-    ] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Option("--model", help="Which model answers.")] = DEFAULT_MODEL,
 ) -> None:
     """Serve the demo checkpoints, ask one question through the OpenAI client, and stream the answer."""
     command: CommandContext = context.obj
-    with running_server(command, demo=True) as server:
+    with running_server(command, [model], demo=True) as server:
         _show_what_was_loaded(command, server)
-        served = [slot.name for slot in server.slots]
-        if model not in served:
-            raise SetupError(f"the demo serves {', '.join(served)}, not {model!r}")
-        typer.echo(f"\n{model} is asked: {question}")
-        _ask(server.url, model, question)
+        name = server.slots[0].name
+        typer.echo(f"\n{name} is asked: {question}")
+        _ask(server.url, name, question)
 
 
 def _show_what_was_loaded(command: CommandContext, server: RunningServer) -> None:

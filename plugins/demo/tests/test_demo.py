@@ -1,0 +1,96 @@
+"""The demo checkpoints answer through the API, and `darkbloom demo` shows it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from darkbloom_demo import checked_prompts
+from openai import OpenAI
+
+from darkbloom_core.cli import CommandContext, running_server
+from darkbloom_core.plugins import load_plugins
+
+MODELS = ("demo/gpt-oss", "demo/gemma4")
+PROMPTS = checked_prompts()
+
+
+@pytest.fixture(scope="module")
+def client():
+    with (
+        running_server(CommandContext(load_plugins()), demo=True) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def ask(client, model, question) -> str:
+    messages = [{"role": "user", "content": question}]
+    answer = client.chat.completions.create(model=model, messages=messages, temperature=0)
+    assert answer.choices[0].finish_reason == "stop"
+    return answer.choices[0].message.content
+
+
+def ask_streamed(client, model, question) -> str:
+    messages = [{"role": "user", "content": question}]
+    stream = client.chat.completions.create(model=model, messages=messages, temperature=0, stream=True)
+    return "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_checked_prompt_is_answered_right(client, model) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda prompt: ask(client, model, prompt.question), PROMPTS))
+    wrong = {
+        prompt.question: answer
+        for prompt, answer in zip(PROMPTS, answers, strict=True)
+        if prompt.contains not in answer
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_streamed_answer_is_the_whole_answer(client, model) -> None:
+    for prompt in PROMPTS[:4]:
+        assert ask_streamed(client, model, prompt.question) == ask(client, model, prompt.question)
+
+
+def test_a_question_was_never_checked_twice() -> None:
+    assert len({prompt.question for prompt in PROMPTS}) == len(PROMPTS)
+
+
+def run_demo(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DARKBLOOM_")}
+    done = subprocess.run(
+        [sys.executable, "-c", "from darkbloom_core.cli import main; main()", "demo", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_the_command_says_what_was_loaded_by_which_plugin_and_answers() -> None:
+    *loaded, where, _, asked, answer = run_demo().stdout.splitlines()
+    assert [line.split(" ")[0] for line in loaded] == ["demo/gpt-oss:", "demo/gemma4:"]
+    for line, distribution in zip(loaded, ("darkbloom-gpt-oss", "darkbloom-gemma4"), strict=True):
+        assert f"({distribution} " in line
+    assert where.startswith("serving at http://127.0.0.1:")
+    assert asked == "demo/gpt-oss is asked: What is the capital of France?"
+    assert answer == "The capital of France is Paris."
+
+
+def test_the_other_checkpoint_can_be_asked() -> None:
+    assert run_demo("What is 12 + 30?", "--model", "demo/gemma4").stdout.splitlines()[-1] == "12 + 30 = 42"
+
+
+def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> None:
+    (line,) = run_demo("--model", "gpt-5", code=2).stderr.splitlines()
+    assert line.startswith("darkbloom: no model 'gpt-5'")
+    assert "offered: demo/gemma4, demo/gpt-oss" in line
