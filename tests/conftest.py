@@ -54,6 +54,35 @@ def throwaway_distributions(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def load_made(throwaway_distributions):
+    """Load only the plugins that the test installed, whatever else is there."""
+    from darkbloom_core.plugins import PluginOptions, load_plugins
+
+    def load(**options):
+        made = throwaway_distributions.plugin_names
+        return load_plugins(PluginOptions(**{"allow": frozenset(made), **options}))
+
+    return load
+
+
+@pytest.fixture
+def report_of(throwaway_distributions):
+    """The reports of the plugins that the test installed, by name."""
+
+    def report_of(plugins):
+        made = throwaway_distributions.plugin_names
+        return {report.name: report for report in plugins.report() if report.name in made}
+
+    return report_of
+
+
+@pytest.fixture
+def install(throwaway_distributions):
+    """Install a throw-away distribution: its name, its plugins, its modules, its version."""
+    return throwaway_distributions.install
+
+
+@pytest.fixture
 def process_environment(tmp_path):
     """The environment of processes that a test starts: nobody's settings or models. A test may add to it."""
     ours = ("DARKBLOOM_", "HF_", "XDG_", "PYTHONPATH")
