@@ -153,7 +153,10 @@ def _say(text: str) -> None:
 
 
 def _settle() -> None:
-    """Give back what the last run left in MLX's cache of buffers."""
+    """Give back what the last run left behind: garbage, and MLX's cache of buffers."""
+    import gc
+
     import mlx.core as mx
 
+    gc.collect()
     mx.clear_cache()

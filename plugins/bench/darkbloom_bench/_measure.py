@@ -7,7 +7,6 @@ ratios.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -111,13 +110,13 @@ class _Pair:
         return cells
 
     def _run_ours(self, job: Job) -> Trace:
-        self._collect()
+        self._settle()
         return self._ours.run(job)
 
     def _run_peer(self, job: Job) -> Trace | None:
         if self._peer is None:
             return None
-        self._collect()
+        self._settle()
         try:
             return self._peer.run(job)
         except Exception as fault:  # the peer may break in any way; our figures are shown all the same
@@ -125,10 +124,6 @@ class _Pair:
             self._say(f"{self._workload.name}, {self._run.name}: {self.note}")
             self._peer = None
             return None
-
-    def _collect(self) -> None:
-        gc.collect()
-        self._settle()
 
 
 def make_cell(

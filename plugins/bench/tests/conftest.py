@@ -6,7 +6,7 @@ import pytest
 from darkbloom_bench._subject import Subject
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from toy_family import HIDDEN, VOCABULARY, ToyModel, full, window
+from toy_family import ToyModel, full, window
 
 
 class ToyModule(nn.Module):
@@ -61,6 +61,3 @@ def toy_subject():
         return Subject("toy", description, lambda: ComparableToy(layers, **arguments))
 
     return make
-
-
-__all__ = ["HIDDEN", "VOCABULARY"]
