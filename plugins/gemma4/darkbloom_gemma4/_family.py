@@ -46,6 +46,13 @@ class Gemma4Family:
 
         return LoadedGemma4(description, config, tensors.load(progress), tensors.schemes, stop_ids)
 
+    def load_random(self, description: ModelDescription, placement: Placement) -> LoadedModel:
+        """A model of random weights, for benchmarks."""
+        config = _understood(description)
+        from darkbloom_gemma4._random import random_model
+
+        return random_model(description, config)
+
 
 def _understood(description: ModelDescription) -> Gemma4Config:
     config = (description.config or {}).get("model")

@@ -16,6 +16,7 @@ from darkbloom_core.contracts import (
     Progress,
 )
 from darkbloom_gpt_oss._config import GptOssConfig, parse_config
+from darkbloom_gpt_oss._shapes import memory_per_disk_byte
 
 _CODE_FIELDS = ("auto_map", "model_file", "trust_remote_code")
 
@@ -38,7 +39,7 @@ class GptOss:
             vocab_size=parsed.vocab_size,
             hidden_size=parsed.hidden_size,
             layers=parsed.layers(device.kind),
-            memory_per_disk_byte=2.0 if dtype == "float32" and parsed.dtype != "float32" else 1.0,
+            memory_per_disk_byte=memory_per_disk_byte(parsed, dtype),
             ignored_fields=parsed.ignored_fields,
             notes=tuple(_notes(parsed, device, dtype)),
             config=dict(config),
@@ -63,13 +64,19 @@ class GptOss:
         config = parse_config(description.config or {})
         return load_model(path, description, config, placement, progress)
 
+    def load_random(self, description: ModelDescription, placement: Placement) -> LoadedModel:
+        """A model of random weights, for benchmarks."""
+        from darkbloom_gpt_oss._random import random_model
+
+        return random_model(description, parse_config(description.config or {}), placement)
+
 
 def _notes(parsed: GptOssConfig, device: Device, dtype: str) -> list[str]:
     notes = []
     if dtype != parsed.dtype:
         notes.append(
-            f"experts that are not quantised run in float32 on {device.kind}, so weights and KV take twice"
-            f" the bytes of {parsed.dtype}"
+            f"on {device.kind} this family computes in float32, so KV and what is not quantised take twice the"
+            f" bytes of {parsed.dtype}"
         )
     if code := [name for name in _CODE_FIELDS if name in parsed.ignored_fields]:
         notes.append(f"{', '.join(code)}: code from a checkpoint is never run")

@@ -38,10 +38,11 @@ def load_model(
     stop_ids = read_stop_ids(path, description.config or {}, tokenizer, STOP_TOKENS)
     on_cpu = placement.device.kind == "cpu"
     weights = load_weights(Weights(path), config, config.compute_dtype(placement.device.kind), progress)
-    return LoadedGptOss(description, config, _build(config, weights), stop_ids, on_cpu)
+    return LoadedGptOss(description, config, build(config, weights), stop_ids, on_cpu)
 
 
-def _build(config: GptOssConfig, weights: LoadedWeights) -> Model:
+def build(config: GptOssConfig, weights: LoadedWeights) -> Model:
+    """mlx-lm's modules with ``weights`` in them, which are emptied."""
     model = Model(
         ModelArgs(
             num_hidden_layers=len(config.windows),

@@ -16,6 +16,7 @@ from darkbloom_core.checkpoint import TensorInfo, Weights, check_tensors
 from darkbloom_core.contracts import Dtype, Progress
 from darkbloom_core.errors import CheckpointError
 from darkbloom_gpt_oss._config import MXFP4, Format, GptOssConfig
+from darkbloom_gpt_oss._shapes import Matrix, matrices
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -59,49 +60,17 @@ def load_weights(
     return LoadedWeights(_convert(weights, weights.load(progress), dtype), formats)
 
 
-def _layer_modules(config: GptOssConfig) -> dict[str, tuple[int, int]]:
-    """The linear modules of a layer, with their output and input sizes. All have a bias."""
-    queries, keys = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
-    return {
-        "self_attn.q_proj": (queries, config.hidden_size),
-        "self_attn.k_proj": (keys, config.hidden_size),
-        "self_attn.v_proj": (keys, config.hidden_size),
-        "self_attn.o_proj": (config.hidden_size, queries),
-        "mlp.router": (config.experts, config.hidden_size),
-    }
-
-
-def _expert_modules(config: GptOssConfig) -> dict[str, tuple[int, int]]:
-    return {
-        "gate_proj": (config.intermediate_size, config.hidden_size),
-        "up_proj": (config.intermediate_size, config.hidden_size),
-        "down_proj": (config.hidden_size, config.intermediate_size),
-    }
-
-
-def _modules(config: GptOssConfig) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """Path, plain weight shape and whether there is a bias, of everything that can be quantised, in our naming."""
-    for path in ("model.embed_tokens", "lm_head"):
-        yield path, (config.vocab_size, config.hidden_size), False
-    for index in range(len(config.windows)):
-        layer = f"model.layers.{index}"
-        for name, shape in _layer_modules(config).items():
-            yield f"{layer}.{name}", shape, True
-        for name, shape in _expert_modules(config).items():
-            yield f"{layer}.mlp.experts.{name}", (config.experts, *shape), True
-
-
 def _formats(weights: Weights, config: GptOssConfig) -> dict[str, Format]:
     """Packing of each quantised module: read off its tensors, which must agree with what the config says of it."""
     formats = {}
     stored = weights.tensors
-    for path, shape, _ in _modules(config):
+    for path, shape, _ in modules(config):
         if f"{path}.scales" in stored:
             found = _packing(path, shape[-1], stored)
         elif _is_publishers(path, stored):
             found = MXFP4
         else:
-            if ".experts." in path and config.experts_quantised:
+            if matrix.is_expert and config.packing(path, matrix.inputs) is not None:
                 raise CheckpointError(
                     f"{weights.path}: config.json says that the experts are quantised, but {path} is not"
                 )
@@ -140,7 +109,7 @@ def _expected(
             yield f"{layer}.{norm}.weight", _Expected((config.hidden_size,), _FLOATS)
         yield f"{layer}.self_attn.sinks", _Expected((config.q_heads,), _FLOATS)
         yield from _expected_fused(f"{layer}.mlp.experts", weights, config)
-    for path, shape, biased in _modules(config):
+    for path, shape, biased in modules(config):
         if ".experts." not in path or f"{path}.weight" in weights.tensors:
             yield from _expected_module(path, shape, biased, formats.get(path))
 
@@ -152,7 +121,7 @@ def _expected_module(
     if biased:
         yield f"{path}.bias", _Expected(tuple(rows), _FLOATS)
     if packing is None:
-        yield f"{path}.weight", _Expected(shape, _FLOATS)
+        yield f"{path}.weight", _Expected(matrix.shape, _FLOATS)
         return
     yield f"{path}.weight", _Expected((*rows, inputs * packing.bits // 32), _WORDS)
     groups = (*rows, inputs // packing.group_size)
