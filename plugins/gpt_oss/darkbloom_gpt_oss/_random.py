@@ -43,8 +43,11 @@ def random_model(description: ModelDescription, config: GptOssConfig, placement:
 def _format(config: GptOssConfig, path: str, inputs: int) -> Format | None:
     """How ``path`` is packed. Where MXFP4 is the default, as the publisher has it, only experts are."""
     quantization = config.quantization
-    if quantization is None or not quantization.covers(path, inputs):
+    if quantization is None:
         return None
-    if path not in quantization.modules and quantization.default == MXFP4 and ".experts." not in path:
+    found = quantization.modules.get(path, quantization.default)
+    if found is None or inputs % found.group_size:
         return None
-    return quantization.modules.get(path, quantization.default)
+    if path not in quantization.modules and found == MXFP4 and ".experts." not in path:
+        return None
+    return found
