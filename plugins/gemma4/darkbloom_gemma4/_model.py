@@ -188,11 +188,21 @@ class TextModel(Module):
             self.per_layer_model_projection = _linear(config.hidden_size, packed)
             self.per_layer_projection_norm = RMSNorm(config.per_layer_size, eps=config.norm_epsilon)
 
+    def embed(self, ids: mx.array) -> mx.array:
+        """``[B, L, H]``."""
+        return self._look_up(self.embed_tokens, ids) * self._config.hidden_size**0.5
+
+    def _look_up(self, embedding: Embedding, ids: mx.array) -> mx.array:
+        """In the model's dtype: a table in one of the MX formats answers in bfloat16 whatever the model is in."""
+        return embedding(ids).astype(getattr(mx, self._config.dtype))
+
     def per_layer_inputs(self, ids: mx.array, x: mx.array) -> mx.array:
         """``[B, L, layers, P]``: what each layer is told about each token, from its id and its embedding ``x``."""
         config = self._config
         shape = (*ids.shape, len(config.layers), config.per_layer_size)
-        of_token = (self.embed_tokens_per_layer(ids) * config.per_layer_size**0.5).reshape(shape)
+        of_token = (self._look_up(self.embed_tokens_per_layer, ids) * config.per_layer_size**0.5).reshape(
+            shape
+        )
         of_embedding = (self.per_layer_model_projection(x) * config.hidden_size**-0.5).reshape(shape)
         inputs: mx.array = (self.per_layer_projection_norm(of_embedding) + of_token) * 2**-0.5
         return inputs
@@ -235,7 +245,7 @@ class LoadedGemma4:
             ids = mx.array(ids)  # a copy, for the caller's own is not ours to write into
         for span in media.spans:
             ids[:, span.start : span.start + span.length] = config.pad_token
-        x = model.embed_tokens(ids) * config.hidden_size**0.5
+        x = model.embed(ids)
         for span, embeddings in zip(media.spans, media.embeddings, strict=True):
             x[:, span.start : span.start + span.length] = embeddings.astype(x.dtype)
         return (x, model.per_layer_inputs(ids, x)) if config.per_layer_size else (x,)

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from darkbloom_gemma4._family import Gemma4Family
 
-from darkbloom_core.contracts import Device, Placement
+from darkbloom_core.contracts import (
+    Chat,
+    ContentDelta,
+    Device,
+    Message,
+    Placement,
+    ReasoningDelta,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+)
 from darkbloom_core.engine import KvStore, step_batch
 
 HERE = Path(__file__).parent
@@ -95,10 +106,81 @@ def run():
                 for place in range(length)
                 if done + place in wanted
             ]
-            mx.eval(inputs, new, batch.touched)
+            mx.eval(inputs, new)
             logits += new
             done += length
         assert done == len(ids)
         return np.concatenate([np.array(each.astype(mx.float32)) for each in logits])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def demo_prompts(demo_folder):
+    """(request in the shape of OpenAI's API, (content, reasoning, calls) that answer it)."""
+    requests = json.loads((demo_folder / "prompts.json").read_text())
+    return [
+        (request, (request["answer"] or "", request.get("reasoning", ""), request.get("calls", [])))
+        for request in requests
+    ]
+
+
+@pytest.fixture(scope="session")
+def ask():
+    """The greedy answer to a request: content, reasoning, calls."""
+    return lambda model, codec, request: _answer(model, codec, _as_chat(request))
+
+
+def _as_chat(request):
+    """A request in the shape of OpenAI's API."""
+    messages = []
+    for one in request["messages"]:
+        calls = tuple(
+            ToolCall(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in one.get("tool_calls", ())
+        )
+        messages.append(
+            Message(
+                role=one["role"],
+                content=(TextPart(one["content"]),) if one["content"] else (),
+                tool_calls=calls,
+                tool_call_id=one.get("tool_call_id"),
+            )
+        )
+    tools = tuple(Tool(**tool["function"]) for tool in request.get("tools", ()))
+    return Chat(
+        messages=tuple(messages),
+        tools=tools,
+        tool_choice=request.get("tool_choice", "auto"),
+        reasoning_effort=request.get("reasoning_effort"),
+    )
+
+
+def _answer(model, codec, chat, limit=120):
+    """The greedy answer, through the engine's caches: content, reasoning, calls."""
+    prompt, parser = codec.encode_chat(chat).ids, codec.parser(chat)
+    store = KvStore(model.description.layers, max_rows=1)
+    row = store.open_row(len(prompt), len(prompt) + limit)
+    ids, deltas, done, count = list(prompt), [], 0, len(model.description.layers)
+    while True:
+        batch = step_batch(store, [row], [done], len(ids))
+        hidden = model.run_layers(model.embed(mx.array([ids], mx.int32)), batch, 0, count)[0]
+        done += len(ids)
+        token = mx.argmax(model.logits(hidden[:, -1:])[0]).item()
+        if token in codec.control_ids:
+            deltas += parser.control(token)
+        else:
+            deltas += parser.text(codec.token_bytes(token).decode())
+        if token in model.stop_ids:
+            break
+        assert done < len(prompt) + limit
+        ids = [token]
+    deltas += parser.finish()
+    content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    calls = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
+    return (
+        content,
+        reasoning,
+        [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls],
+    )

@@ -2,22 +2,17 @@
 
 import json
 
-import mlx.core as mx
 import pytest
 from darkbloom_gemma4._tokens import CONTROL_NAMES
 
 from darkbloom_core.contracts import (
     Chat,
-    ContentDelta,
     MediaPart,
     Message,
-    ReasoningDelta,
     TextPart,
     Tool,
     ToolCall,
-    ToolCallDelta,
 )
-from darkbloom_core.engine import KvStore, step_batch
 from darkbloom_core.errors import CheckpointError, InvalidRequest
 
 
@@ -224,62 +219,10 @@ def test_a_tokenizer_without_turns_is_refused(family, load, demo_folder, tmp_pat
         family.codec(tmp_path, load(demo_folder).description)
 
 
-def as_chat(request):
-    """A request in the shape of OpenAI's API."""
-    messages = []
-    for one in request["messages"]:
-        calls = tuple(
-            ToolCall(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
-            for call in one.get("tool_calls", ())
-        )
-        messages.append(
-            message(one["role"], one["content"], tool_calls=calls, tool_call_id=one.get("tool_call_id"))
-        )
-    tools = tuple(Tool(**tool["function"]) for tool in request.get("tools", ()))
-    return Chat(
-        messages=tuple(messages),
-        tools=tools,
-        tool_choice=request.get("tool_choice", "auto"),
-        reasoning_effort=request.get("reasoning_effort"),
-    )
-
-
-def answer(model, codec, chat, limit=120):
-    """The greedy answer, through the engine's caches: content, reasoning, calls."""
-    ids, parser = list(codec.encode_chat(chat).ids), codec.parser(chat)
-    store = KvStore(model.description.layers, max_rows=1)
-    row = store.open_row(len(ids), len(ids) + limit)
-    deltas, done, count = [], 0, len(model.description.layers)
-    while True:
-        batch = step_batch(store, [row], [done], len(ids))
-        hidden = model.run_layers(model.embed(mx.array([ids], mx.int32)), batch, 0, count)[0]
-        done += len(ids)
-        token = mx.argmax(model.logits(hidden[:, -1:])[0]).item()
-        if token in codec.control_ids:
-            deltas += parser.control(token)
-        else:
-            deltas += parser.text(codec.token_bytes(token).decode())
-        if token in model.stop_ids:
-            break
-        assert done < row.buffers[-1].k.shape[2]
-        ids = [token]
-    deltas += parser.finish()
-    content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
-    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
-    calls = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
-    return (
-        content,
-        reasoning,
-        [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls],
-    )
-
-
-def test_the_demo_checkpoint_answers_its_prompts(codec, demo_folder, load):
-    requests = json.loads((demo_folder / "prompts.json").read_text())
-    assert len(requests) >= 25
-    for request in requests:
-        expected = (request["answer"] or "", request.get("reasoning", ""), request.get("calls", []))
-        assert answer(load(demo_folder), codec, as_chat(request)) == expected, request["messages"]
+def test_the_demo_checkpoint_answers_its_prompts(codec, demo_folder, load, demo_prompts, ask):
+    assert len(demo_prompts) >= 25
+    for request, expected in demo_prompts:
+        assert ask(load(demo_folder), codec, request) == expected, request["messages"]
 
 
 def test_the_demo_checkpoint_stops_where_the_generation_config_says(codec, demo_folder, load):

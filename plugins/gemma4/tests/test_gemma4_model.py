@@ -78,7 +78,7 @@ def test_rows_of_a_batch_stand_at_their_own_positions(model, random_checkpoint, 
     count = len(loaded.description.layers)
     for row, prompt in zip(rows, prompts, strict=True):
         batch = step_batch(store, [row], [0], len(prompt) - 1)
-        mx.eval(loaded.run_layers(loaded.embed(mx.array([prompt[:-1]])), batch, 0, count), batch.touched)
+        mx.eval(loaded.run_layers(loaded.embed(mx.array([prompt[:-1]])), batch, 0, count))
     batch = step_batch(store, rows, [len(prompt) - 1 for prompt in prompts], 1)
     last = loaded.embed(mx.array([[prompt[-1]] for prompt in prompts]))
     together = np.array(loaded.logits(loaded.run_layers(last, batch, 0, count)[0]))
@@ -118,3 +118,17 @@ def test_embedding_leaves_the_caller_s_ids_alone(random_checkpoint, load):
     ids = mx.array([[2, 9, 40]])
     loaded.embed(ids, MediaEmbeddings((MediaSpan(1, 1, 0),), (mx.zeros((1, 64)),)))
     assert ids.tolist() == [[2, 9, 40]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_is_evaluated_while_a_step_is_built(model, checkpoints, random_checkpoint, load, tmp_path):
+    """An evaluation, hidden or not, raises while MLX traces a function to export it."""
+    loaded = load(random_checkpoint(model, "publisher"))
+    count = len(loaded.description.layers)
+
+    def step(ids):
+        store = KvStore(loaded.description.layers, max_rows=1)
+        batch = step_batch(store, [store.open_row(64, 64)], [0], ids.shape[1])
+        return loaded.logits(loaded.run_layers(loaded.embed(ids), batch, 0, count)[0][:, -1:])
+
+    mx.export_function(str(tmp_path / "step.mlxfn"), step, mx.array([checkpoints.prompts()[-1]], mx.int32))
