@@ -190,21 +190,22 @@ class TextModel(Module):
 
     def embed(self, ids: mx.array) -> mx.array:
         """``[B, L, H]``."""
-        return self._look_up(self.embed_tokens, ids) * self._config.hidden_size**0.5
+        x: mx.array = self._look_up(self.embed_tokens, ids) * self._config.hidden_size**0.5
+        return x
 
     def _look_up(self, embedding: Embedding, ids: mx.array) -> mx.array:
         """In the model's dtype: a table in one of the MX formats answers in bfloat16 whatever the model is in."""
-        return embedding(ids).astype(getattr(mx, self._config.dtype))
+        found: mx.array = embedding(ids).astype(getattr(mx, self._config.dtype))
+        return found
 
     def per_layer_inputs(self, ids: mx.array, x: mx.array) -> mx.array:
         """``[B, L, layers, P]``: what each layer is told about each token, from its id and its embedding ``x``."""
         config = self._config
         shape = (*ids.shape, len(config.layers), config.per_layer_size)
-        of_token = (self._look_up(self.embed_tokens_per_layer, ids) * config.per_layer_size**0.5).reshape(
-            shape
-        )
-        of_embedding = (self.per_layer_model_projection(x) * config.hidden_size**-0.5).reshape(shape)
-        inputs: mx.array = (self.per_layer_projection_norm(of_embedding) + of_token) * 2**-0.5
+        of_token = self._look_up(self.embed_tokens_per_layer, ids) * config.per_layer_size**0.5
+        of_embedding = self.per_layer_model_projection(x) * config.hidden_size**-0.5
+        normed = self.per_layer_projection_norm(of_embedding.reshape(shape))
+        inputs: mx.array = (normed + of_token.reshape(shape)) * 2**-0.5
         return inputs
 
     def head(self, x: mx.array) -> mx.array:
