@@ -143,9 +143,9 @@ def toy_server(tmp_path_factory):
 
     models = {
         "toy/plain": {},
-        "toy/slow": {"layer_seconds": 0.01},
+        "toy/slow": {"seconds": 0.02},
         "toy/small": {"context_tokens": 64},
-        "toy/broken": {"fail_on": 33},
+        "toy/broken": {"breaks_on": 33},
     }
     with ToyServer(
         tmp_path_factory.mktemp("toys"), models, server={"body_bytes_limit": 100_000}
@@ -163,7 +163,9 @@ class Serving:
                 command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=folder
             )
         self.said = self.process.stdout.readline()
-        assert "serving" in self.said, self.errors.read_text()
+        if "serving" not in self.said:
+            self.end()
+            pytest.fail(f"the server did not start: {self.errors.read_text()}")
         self.url = re.search(r"http://\S+(?=/v1)", self.said).group()
 
     def get(self, route):
@@ -183,6 +185,12 @@ class Serving:
         self.process.stdout.close()
         return code
 
+    def end(self):
+        """Kill it if it still runs."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
 
 @pytest.fixture
 def serve(process_environment, tmp_path):
@@ -197,10 +205,7 @@ def serve(process_environment, tmp_path):
 
     yield start
     for each in running:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
-        each.process.stdout.close()
+        each.end()
 
 
 class LiveServer:
