@@ -91,14 +91,11 @@ MXFP4 = Format("mxfp4", 4, 32)
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """``default`` holds wherever the weights show scales; ``modules`` says otherwise by module path (None: not at all)."""
+    """What the config says: a default, and what differs from it by module path (None: not quantised)."""
 
     default: Format
     modules: Mapping[str, Format | None]
-
-    @property
-    def covers_all_experts(self) -> bool:
-        return all(each is not None for path, each in self.modules.items() if ".experts" in path)
+    experts_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +121,20 @@ class GptOssConfig:
     ignored_fields: tuple[str, ...]
 
     def compute_dtype(self, device_kind: str) -> Dtype:
-        """What activations and KV are on a device. MLX's CPU backend multiplies plain experts in float32 only."""
-        if device_kind == "cpu" and not self.experts_quantised:
-            return "float32"
-        return self.dtype
+        """What activations and KV are on a device.
 
-    @property
-    def experts_quantised(self) -> bool:
-        return self.quantization is not None and self.quantization.covers_all_experts
+        On MLX's CPU backend float32 is several times as fast as bfloat16, and plain
+        experts work in no other dtype.
+        """
+        return "float32" if device_kind == "cpu" else self.dtype
+
+    def packing(self, path: str, inputs: int) -> Format | None:
+        """How the matrix ``path`` is quantised, as far as the config tells. No writer packs a row that ends in part of a group."""
+        quantization = self.quantization
+        if quantization is None or (quantization.experts_only and ".experts." not in path):
+            return None
+        found = quantization.modules.get(path, quantization.default)
+        return found if found is not None and inputs % found.group_size == 0 else None
 
     def layers(self, device_kind: str) -> tuple[LayerKind, ...]:
         """YaRN's factor on queries and keys is in ``scale``: rotation is linear, so it can wait until then."""
@@ -212,10 +215,11 @@ class _Fields:
         there = [name for name in names if name in self._config]
         if not there:
             raise refused(names[0], "missing")
-        if any(self._config[name] != self._config[there[0]] for name in there):
-            raise refused(
-                there[1], f"{self._config[there[1]]!r} contradicts {there[0]} {self._config[there[0]]!r}"
-            )
+        for name in there[1:]:
+            if self._config[name] != self._config[there[0]]:
+                raise refused(
+                    name, f"{self._config[name]!r} contradicts {there[0]} {self._config[there[0]]!r}"
+                )
         return self._config[there[0]]
 
 
@@ -258,7 +262,7 @@ def _quantization(config: Mapping[str, Any]) -> Quantization | None:
             raise refused(
                 f"{field}.quant_method", f"{value['quant_method']!r} is not supported, only mxfp4 is"
             )
-        return Quantization(MXFP4, {})
+        return Quantization(MXFP4, {}, experts_only=True)
     modules = {
         path: _format(f"{field}.{path}", each) if isinstance(each, Mapping) else _whether(field, path, each)
         for path, each in value.items()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 
 from darkbloom_core.contracts import ModelDescription, Placement
-from darkbloom_gpt_oss._config import MXFP4, Format, GptOssConfig
+from darkbloom_gpt_oss._config import GptOssConfig
 from darkbloom_gpt_oss._model import LoadedGptOss, build
-from darkbloom_gpt_oss._weights import LoadedWeights, modules
+from darkbloom_gpt_oss._shapes import matrices
+from darkbloom_gpt_oss._weights import LoadedWeights
 
 
 def random_model(description: ModelDescription, config: GptOssConfig, placement: Placement) -> LoadedGptOss:
@@ -20,9 +21,10 @@ def random_model(description: ModelDescription, config: GptOssConfig, placement:
             arrays[f"{layer}.{norm}.weight"] = mx.ones((config.hidden_size,), dtype)
         arrays[f"{layer}.self_attn.sinks"] = mx.random.normal((config.q_heads,), dtype)
     formats = {}
-    for path, shape, biased in modules(config):
-        weight = mx.random.normal(shape, dtype, scale=shape[-1] ** -0.5)
-        found = _format(config, path, shape[-1])
+    for matrix in matrices(config):
+        path, shape = matrix.path, matrix.shape
+        weight = mx.random.normal(shape, dtype, scale=matrix.inputs**-0.5)
+        found = config.packing(path, matrix.inputs)
         if found is None:
             arrays[f"{path}.weight"] = weight
         else:
@@ -32,22 +34,9 @@ def random_model(description: ModelDescription, config: GptOssConfig, placement:
                 f"{path}.{part}": array
                 for part, array in zip(("weight", "scales", "biases"), packed, strict=False)
             }
-        if biased:
+        if matrix.biased:
             arrays[f"{path}.bias"] = mx.random.normal(shape[:-1], dtype, scale=0.02)
         mx.eval(arrays)  # so that no more than one plain matrix is there at a time
     on_cpu = placement.device.kind == "cpu"
     loaded = LoadedWeights(arrays, formats)
     return LoadedGptOss(description, config, build(config, loaded), frozenset(), on_cpu)
-
-
-def _format(config: GptOssConfig, path: str, inputs: int) -> Format | None:
-    """How ``path`` is packed. Where MXFP4 is the default, as the publisher has it, only experts are."""
-    quantization = config.quantization
-    if quantization is None:
-        return None
-    found = quantization.modules.get(path, quantization.default)
-    if found is None or inputs % found.group_size:
-        return None
-    if path not in quantization.modules and found == MXFP4 and ".experts." not in path:
-        return None
-    return found

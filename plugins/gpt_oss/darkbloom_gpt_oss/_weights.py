@@ -64,9 +64,10 @@ def _formats(weights: Weights, config: GptOssConfig) -> dict[str, Format]:
     """Packing of each quantised module: read off its tensors, which must agree with what the config says of it."""
     formats = {}
     stored = weights.tensors
-    for path, shape, _ in modules(config):
+    for matrix in matrices(config):
+        path = matrix.path
         if f"{path}.scales" in stored:
-            found = _packing(path, shape[-1], stored)
+            found = _packing(path, matrix.inputs, stored)
         elif _is_publishers(path, stored):
             found = MXFP4
         else:
@@ -109,16 +110,15 @@ def _expected(
             yield f"{layer}.{norm}.weight", _Expected((config.hidden_size,), _FLOATS)
         yield f"{layer}.self_attn.sinks", _Expected((config.q_heads,), _FLOATS)
         yield from _expected_fused(f"{layer}.mlp.experts", weights, config)
-    for path, shape, biased in modules(config):
-        if ".experts." not in path or f"{path}.weight" in weights.tensors:
-            yield from _expected_module(path, shape, biased, formats.get(path))
+    for matrix in matrices(config):
+        if not matrix.is_expert or f"{matrix.path}.weight" in weights.tensors:
+            yield from _expected_matrix(matrix, formats.get(matrix.path))
 
 
-def _expected_module(
-    path: str, shape: tuple[int, ...], biased: bool, packing: Format | None
-) -> Iterator[tuple[str, _Expected]]:
-    *rows, inputs = shape
-    if biased:
+def _expected_matrix(matrix: Matrix, packing: Format | None) -> Iterator[tuple[str, _Expected]]:
+    path = matrix.path
+    *rows, inputs = matrix.shape
+    if matrix.biased:
         yield f"{path}.bias", _Expected(tuple(rows), _FLOATS)
     if packing is None:
         yield f"{path}.weight", _Expected(matrix.shape, _FLOATS)
