@@ -23,6 +23,7 @@ from darkbloom_core.engine import (
 from darkbloom_core.errors import (
     CapacityExhausted,
     ContextLengthExceeded,
+    DeadlineExceeded,
     Draining,
     GenerationFailed,
     InvalidRequest,
@@ -110,14 +111,86 @@ def test_seeded_sampling_is_the_same_beside_any_neighbours(build):
 def test_compiled_and_eager_steps_give_the_same_tokens(build):
     outputs = []
     for compiled in (True, False):
-        engine = build()
-        if not compiled:
-            engine._runner.compiled = None
+        engine = build(compiled=compiled)
         streams = [engine.submit(request(str(n), ids, 90)) for n, ids in enumerate(prompts(8, seed=4))]
         outputs.append([tokens_of(list(stream)) for stream in streams])
-        if compiled:
-            assert engine._runner.compiled.traces > 0
+        assert engine.status().choices.compiled == compiled
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_short_prompts_get_the_same_tokens_packed_or_one_by_one(build, packed):
+    model = ToyModel([window(8, sinks=True), full(), window(16), full(source=1), window(8, source=0)])
+    engine = build(model, packed=packed)
+    first = engine.submit(request("running", [1], 300))
+    wait_for(lambda: engine.status().running == 1)
+    model.embeds.clear()
+    ids = [[n] * (n + 2) for n in range(7)]
+    streams = [engine.submit(request(str(n), one, 40)) for n, one in enumerate(ids)]
+    for one, stream in zip(ids, streams, strict=True):
+        assert tokens_of(list(stream)) == model.greedy(one, 40)
+    assert any(shape[0] > 1 and shape[1] > 1 for shape in model.embeds) == packed
+    first.cancel()
+    list(first)
+
+
+def test_cancelling_one_of_a_pack_leaves_the_others_and_its_lane_clean(build):
+    layers = [window(8), full(), window(16)] * 8
+    model = ToyModel(layers)
+    engine = build(model, packed=True, slice_seconds=1e-9)
+    running = engine.submit(request("running", [1], 2000))
+    wait_for(lambda: engine.status().running == 1)
+    for attempt in range(5):
+        streams = [engine.submit(request(f"{attempt} {n}", [n, 2, 3], 20)) for n in range(4)]
+        streams[attempt % 4].cancel()
+        fresh = engine.submit(request(f"{attempt} fresh", [9, 8, 7], 20))
+        for n, stream in enumerate(streams):
+            if n != attempt % 4:
+                assert tokens_of(list(stream)) == model.greedy([n, 2, 3], 20)
+        assert tokens_of(list(fresh)) == model.greedy([9, 8, 7], 20)
+        list(streams[attempt % 4])
+    running.cancel()
+    list(running)
+
+
+def test_chained_steps_give_the_same_tokens(build):
+    model = ToyModel(LAYERS)
+    engine = build(model, chained=True)
+    streams = [engine.submit(request(str(n), ids, 40)) for n, ids in enumerate(prompts(8))]
+    for ids, stream in zip(prompts(8), streams, strict=True):
+        assert tokens_of(list(stream)) == model.greedy(ids, 40)
+
+
+def test_deterministic_mode_gives_the_tokens_of_the_oracle_too(build):
+    model = ToyModel(LAYERS)
+    engine = build(model, deterministic=True, max_rows=4)
+    assert engine.status().choices.fixed_size >= 4
+    streams = [engine.submit(request(str(n), ids, 40)) for n, ids in enumerate(prompts(8))]
+    for ids, stream in zip(prompts(8), streams, strict=True):
+        assert tokens_of(list(stream)) == model.greedy(ids, 40)
+
+
+@pytest.mark.parametrize("state", ["waiting", "paused"])
+def test_a_request_that_does_not_get_on_ends_and_one_that_does_may_take_longer(build, state):
+    engine = build(max_rows=1, event_buffer=4, progress_seconds=0.5)
+    if state == "paused":
+        stuck = engine.submit(request("stuck", [1], 500))
+        wait_for(lambda: stuck.is_full)
+        time.sleep(0.6)
+    else:
+        runs = engine.submit(request("runs", [1], 4000 - 2))
+        stuck = engine.submit(request("stuck", [1], 5))
+        reader = iter(runs)
+        began = time.monotonic()
+        while time.monotonic() - began < 1.0:
+            next(reader)
+        runs.cancel()
+    end = list(stuck)[-1]
+    assert isinstance(end.error, DeadlineExceeded)
+    assert state in end.error.message
+    if state == "waiting":
+        assert list(reader)[-1].reason == "cancelled"
+    wait_for(lambda: is_empty(engine))
 
 
 def test_penalties_see_tokens_that_were_launched_but_not_read(build):
@@ -363,6 +436,7 @@ def test_a_chunk_has_the_same_shapes_whether_the_engine_is_idle_or_full(build):
     for neighbours in (0, 3):
         model = ToyModel(LAYERS)
         engine = build(model, slice_seconds=1e-9)
+        model.embeds.clear()
         streams = [engine.submit(request(str(n), [n], 400)) for n in range(neighbours)]
         wait_for(lambda engine=engine, count=neighbours: engine.status().running == count)
         list(engine.submit(request("a", ids, 2)))

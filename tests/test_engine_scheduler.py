@@ -99,11 +99,11 @@ def test_removing_a_sequence_in_the_middle_of_its_chunk_forgets_the_chunk():
         scheduler.add(sequence)
     decoding.prefilled, decoding.launched = 4, 1
     scheduler.admit(_always)
-    assert scheduler.plan(3).prefill.sequence is gone
+    assert scheduler.plan(3).prefill.sequences == (gone,)
     scheduler.remove(gone)
     scheduler.admit(_always)
     piece = scheduler.plan(3).prefill
-    assert (piece.sequence, piece.first_layer) == (other, 0)
+    assert (piece.sequences, piece.first_layer) == ((other,), 0)
 
 
 def test_paused_rows_keep_their_place_and_are_not_stepped():
@@ -119,10 +119,48 @@ def test_paused_rows_keep_their_place_and_are_not_stepped():
     assert paused in scheduler.running
 
 
+def running(scheduler: Scheduler, *sequences: Sequence) -> None:
+    for sequence in sequences:
+        scheduler.add(sequence)
+    assert len(scheduler.admit(_always)) == len(sequences)
+
+
+def test_short_prompts_are_packed_up_to_a_size_and_longer_ones_are_not():
+    scheduler = Scheduler(max_rows=8, layers=4, grid=16, pack_tokens=32)
+    short = [_sequence(str(n), prompt) for n, prompt in enumerate((5, 8, 3, 9))]
+    running(scheduler, *short, _sequence("long", 16))
+    piece = scheduler.plan(4).prefill
+    assert piece.sequences == tuple(short[:3])
+    assert (piece.start, piece.end) == (0, 8)
+    for sequence in short[:3]:
+        sequence.prefilled = sequence.prompt_tokens
+    assert scheduler.plan(4).prefill.sequences == (short[3],)
+
+
+def test_a_picture_or_a_second_chunk_is_never_packed():
+    scheduler = Scheduler(max_rows=8, layers=4, grid=16, pack_tokens=32)
+    seen, later = _sequence("seen", 5), _sequence("later", 20)
+    seen.spans, later.prefilled = (MediaSpan(0, 4, 0),), 16
+    running(scheduler, seen, later, _sequence("short", 4))
+    assert scheduler.plan(4).prefill.sequences == (seen,)
+
+
+def test_a_member_that_leaves_a_pack_leaves_the_others_in_it():
+    scheduler = Scheduler(max_rows=8, layers=4, grid=16, pack_tokens=32)
+    decoding = _sequence("decoding", 4, 99)
+    decoding.prefilled, decoding.launched = 4, 1
+    gone, stays = _sequence("gone", 5), _sequence("stays", 6)
+    running(scheduler, decoding, gone, stays)
+    assert scheduler.plan(2).prefill.sequences == (gone, stays)
+    scheduler.remove(gone)
+    piece = scheduler.plan(2).prefill
+    assert (piece.sequences, piece.first_layer) == ((stays,), 2)
+
+
 def play(steps: int, seed: int) -> dict[str, int]:
     """Random arrivals, cancellations, priorities and budget changes; returns counts of what happened."""
     chance = random.Random(seed)
-    scheduler = Scheduler(max_rows=8, layers=6, grid=256)
+    scheduler = Scheduler(max_rows=8, layers=6, grid=256, pack_tokens=chance.choice([0, 512]))
     budget, reserved = 5000, {}
     ended: dict[str, int] = {}
     arrived: dict[str, int] = {}
@@ -159,12 +197,12 @@ def play(steps: int, seed: int) -> dict[str, int]:
         for sequence in plan.decode:
             assert sequence.prefilled == sequence.prompt_tokens
             sequence.launched += 1
-        if piece is not None:
-            assert piece.sequence in scheduler.running
-            assert piece.start == piece.sequence.prefilled
+        for sequence in piece.sequences if piece is not None else ():
+            assert sequence in scheduler.running
+            assert piece.start == sequence.prefilled
             if piece.last_layer == 6:
-                piece.sequence.prefilled = piece.end
-                piece.sequence.launched = int(piece.end == piece.sequence.prompt_tokens)
+                sequence.prefilled = min(piece.end, sequence.prompt_tokens)
+                sequence.launched = int(sequence.prefilled == sequence.prompt_tokens)
         for sequence in scheduler.running:
             if sequence.launched == sequence.max_tokens:
                 end(sequence)

@@ -19,6 +19,7 @@ class ChunkBatch:
 
     def __init__(self, store: KvStore, row: Row, start: int, length: int) -> None:
         store.make_room(row, start + length)
+        self.row = row
         self.start = start
         self.length = length
         self.offsets = mx.array([start], mx.int32)

@@ -13,14 +13,16 @@ import time
 import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from darkbloom_core.contracts import ChatCodec, FinishReason, LayerKind, LoadedModel, ModelDescription
 from darkbloom_core.engine._admission import check_request, worst_case_bytes
+from darkbloom_core.engine._fixed import find_size
 from darkbloom_core.engine._kv import KvStore, lane_bytes, slab_bytes
 from darkbloom_core.engine._live import Live
+from darkbloom_core.engine._liveness import Wedge, WedgeMonitor
 from darkbloom_core.engine._request import GenerationRequest
 from darkbloom_core.engine._runner import Runner, StepFault
 from darkbloom_core.engine._sampling import SampledRow
@@ -28,15 +30,18 @@ from darkbloom_core.engine._scheduler import Scheduler
 from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.engine._stream import OutputStream
 from darkbloom_core.engine._text import TextPipeline
+from darkbloom_core.engine._warmup import Allowed, Choices, warm_up
 from darkbloom_core.errors import (
     CapacityExhausted,
     DarkbloomError,
+    DeadlineExceeded,
     Draining,
     GenerationFailed,
     InvalidRequest,
     ModelNotReady,
     NeverFits,
     QueueFull,
+    SettingsError,
 )
 from darkbloom_core.memory import Ledger
 
@@ -45,16 +50,29 @@ log = logging.getLogger(__name__)
 SHARED_TOKENS = (512, 1024, 2048)
 """Lengths that the shared slab of full layers may have."""
 
+LARGER_SIZES = 8
+"""How many larger batch sizes deterministic mode tries if the lanes of the wanted one are not equal."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How an engine runs; the settings table ``engine`` in the engine's own words."""
+    """How an engine runs; the settings table ``engine`` in the engine's own words.
+
+    ``compiled``, ``chained`` and ``packed`` are chosen at warm-up where they are None;
+    on the CPU backend None means not compiled, since the first compilation there runs a C++
+    compiler for many seconds.
+    """
 
     max_rows: int = 8
     waiting_limit: int = 64
     chunk_tokens: int = 256
     slice_seconds: float = 0.05
     event_buffer: int = 256
+    progress_seconds: float = 120.0
+    deterministic: bool = False
+    compiled: bool | None = None
+    chained: bool | None = None
+    packed: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +90,9 @@ class EngineStatus:
     output_tokens: int
     largest_batch: int
     draining: bool
+    healthy: bool
+    wedge: Wedge
+    choices: Choices | None
 
 
 class Engine:
@@ -91,6 +112,8 @@ class Engine:
         self._changed = threading.Condition()
         self._inbox: list[Live] = []
         self._lives: dict[str, Live] = {}
+        self._choices: Choices | None = None
+        self._monitor = WedgeMonitor()
         self._news = False
         self._draining = False
         self._closing = False
@@ -195,6 +218,9 @@ class Engine:
             output_tokens=runner.output_tokens if runner else 0,
             largest_batch=runner.largest_batch if runner else 0,
             draining=self._draining,
+            healthy=self._monitor.is_healthy(time.monotonic()),
+            wedge=self._monitor.wedge(time.monotonic()),
+            choices=self._choices,
         )
 
     def _check_fits(self, size_bytes: int) -> None:
@@ -223,6 +249,7 @@ class Engine:
             text=TextPipeline(self._codec.token_bytes, self._codec.control_ids, request.parser, request.stop),
             sampled=SampledRow(request.sampling, seed, request.choice, prompt.ids, []),
             submitted_at=time.monotonic(),
+            progressed_at=time.monotonic(),
         )
         return live
 
@@ -275,11 +302,41 @@ class Engine:
             raise CapacityExhausted(
                 f"{self._name} needs {lane} bytes of KV cache for one row; its grant is {grant}"
             )
-        self._store = KvStore(layers, rows, _shared_tokens(layers, rows, grant))
+        fixed = self._fixed_size(model, rows) if self._options.deterministic else None
+        lanes = fixed or rows
+        self._store = KvStore(layers, lanes, _shared_tokens(layers, lanes, grant))
         self._slab_bytes = self._store.slab_bytes
         self._ledger.resize(grant - self._slab_bytes)
-        self._scheduler = Scheduler(max_rows=rows, layers=len(layers), grid=self._options.chunk_tokens)
-        self._runner = Runner(model, self._store, self._finish, self._break)
+        self._choices = self._choose(model, self._store, rows, fixed)
+        grid = self._options.chunk_tokens
+        self._scheduler = Scheduler(
+            max_rows=rows,
+            layers=len(layers),
+            grid=grid,
+            pack_tokens=2 * grid if self._choices.packed else 0,
+        )
+        self._runner = Runner(model, self._store, self._choices, self._finish, self._break)
+
+    def _choose(self, model: LoadedModel, store: KvStore, rows: int, fixed: int | None) -> Choices:
+        options = self._options
+        on_cpu = not (mx.metal.is_available() or mx.cuda.is_available())
+        allowed = Allowed(
+            compiled=False if fixed or (on_cpu and options.compiled is None) else options.compiled,
+            chained=options.chained,
+            packed=False if fixed else options.packed,
+        )
+        choices = warm_up(model, store, options.chunk_tokens, rows, allowed)
+        log.info("%s warmed up: %s", self._name, choices)
+        return replace(choices, fixed_size=fixed)
+
+    def _fixed_size(self, model: LoadedModel, rows: int) -> int:
+        size = find_size(model, rows, rows + LARGER_SIZES)
+        if size is None:
+            raise SettingsError(
+                f"deterministic mode: no batch size from {rows} to {rows + LARGER_SIZES} gives equal bits "
+                "in all its lanes on this device; try another engine.max_rows"
+            )
+        return size
 
     def _serve(self) -> None:
         assert self._runner is not None
@@ -289,7 +346,8 @@ class Engine:
         while True:
             with self._changed:
                 while not (progressed or self._news or self._closing):
-                    self._changed.wait()
+                    if not self._changed.wait(self._seconds_to_deadline()):
+                        break
                 if self._closing:
                     return
                 self._news = False
@@ -299,10 +357,24 @@ class Engine:
             self._note_cancellations_and_pauses()
             progressed = self._step(self._runner, self._scheduler, self._store)
 
+    def _seconds_to_deadline(self) -> float | None:
+        """Until the first request that does not get on must end; None without requests."""
+        last = min((live.progressed_at for live in self._lives.values()), default=None)
+        if last is None:
+            return None
+        return max(0.0, last + self._options.progress_seconds - time.monotonic()) + 0.001
+
+    def _too_late(self, live: Live) -> DeadlineExceeded:
+        where = "waiting" if live.row is None else "paused" if live.sequence.paused else "running"
+        return DeadlineExceeded(f"no progress for {self._options.progress_seconds:g} seconds while {where}")
+
     def _note_cancellations_and_pauses(self) -> None:
+        now = time.monotonic()
         for live in tuple(self._lives.values()):
             if live.cancelled:
                 self._finish(live, "cancelled")
+            elif now - live.progressed_at > self._options.progress_seconds:
+                self._finish(live, "error", self._too_late(live))
             elif live.sequence.paused:
                 live.sequence.paused = not live.stream.is_drained
             else:
@@ -312,21 +384,30 @@ class Engine:
         """Do what the scheduler plans; False if there was nothing to do until something new happens."""
         for sequence in scheduler.admit(self._reserve):
             live = self._lives[sequence.id]
-            live.admitted_at = time.monotonic()
+            live.admitted_at = live.progressed_at = time.monotonic()
+            self._monitor.admitted(live.admitted_at)
             live.row = store.open_row(sequence.prompt_tokens, sequence.prompt_tokens + sequence.max_tokens)
         plan = scheduler.plan(self._layers_per_slice(runner))
         if plan.is_empty and runner.is_idle:
             return False
-        self._steps += 1
+        self._monitor.step_began(time.monotonic())
+        first_tokens = runner.first_tokens
         try:
             if plan.is_empty:
                 runner.settle()
             if plan.decode:
                 runner.decode(self._in_order_of_lane(plan.decode))
-            if plan.prefill is not None and plan.prefill.sequence.id in self._lives:
-                runner.prefill(self._lives[plan.prefill.sequence.id], plan.prefill)
+            if plan.prefill is not None:
+                lives = [self._lives.get(sequence.id) for sequence in plan.prefill.sequences]
+                left = tuple(live for live in lives if live is not None)
+                if left:
+                    runner.prefill(left, plan.prefill)
         except StepFault as fault:
             self._fail(fault, store)
+        if runner.first_tokens > first_tokens:
+            self._monitor.first_token()
+        self._monitor.step_ended(time.monotonic())
+        self._steps += 1
         return True
 
     def _in_order_of_lane(self, sequences: tuple[Sequence, ...]) -> tuple[Live, ...]:
@@ -365,8 +446,12 @@ class Engine:
         assert self._store is not None
         self._scheduler.remove(live.sequence)
         if live.row is not None:
+            assert self._runner is not None
+            self._runner.forget(live.row)
             self._store.close_row(live.row)
             live.row = None
+            if not live.tokens:
+                self._monitor.ended_without_token()
         self._ledger.release(live.sequence.id)
         with self._changed:
             del self._lives[live.request.id]

@@ -26,7 +26,6 @@ from darkbloom_core.errors import DarkbloomError
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from darkbloom_core.engine._chunk import ChunkBatch
     from darkbloom_core.engine._kv import Row
 
 
@@ -35,7 +34,7 @@ class Live:
     """Everything about one output between its admission and its terminal event.
 
     ``last_token`` is the array, and the index in it, that holds the last launched token,
-    read or not. ``chunk`` and ``inputs`` are those of a prefill chunk under way.
+    read or not. ``progressed_at`` is when it last got on.
     """
 
     request: GenerationRequest
@@ -44,12 +43,11 @@ class Live:
     text: TextPipeline
     sampled: SampledRow
     submitted_at: float
+    progressed_at: float
     row: Row | None = None
     cancelled: bool = False
     ended: bool = False
     last_token: tuple[mx.array, int] | None = None
-    chunk: ChunkBatch | None = None
-    inputs: tuple[mx.array, ...] = ()
     admitted_at: float | None = None
     first_token_at: float | None = None
     tokens: list[int] = field(default_factory=list)
@@ -58,8 +56,9 @@ class Live:
         self, token: int, stop_ids: frozenset[int], logprobs: tuple[TokenLogprob, ...]
     ) -> FinishReason | None:
         """Take one token that was read; emit what it brings; return the reason if it is the last."""
+        self.progressed_at = time.monotonic()
         if self.first_token_at is None:
-            self.first_token_at = time.monotonic()
+            self.first_token_at = self.progressed_at
         self.tokens.append(token)
         deltas = self.text.push(token)
         if deltas or logprobs:
@@ -73,7 +72,7 @@ class Live:
     def end(self, reason: FinishReason, error: DarkbloomError | None) -> None:
         """Emit what was held back and the terminal event. The one door out."""
         self.ended = True
-        self.chunk, self.inputs, self.last_token = None, (), None
+        self.last_token = None
         if reason in ("stop", "length") and not self.text.stopped:
             rest = merged(self.text.finish())
             if rest:
@@ -114,9 +113,13 @@ def merged(deltas: Many[Delta]) -> tuple[Delta, ...]:
 
 @dataclass(slots=True)
 class Launched:
-    """Work that the device was given: the arrays that are done when it is done, and what to do then."""
+    """Work that the device was given: the arrays that are done when it is done, and what to do then.
+
+    ``chains`` says that the next step may be launched while this one runs, if chaining was chosen.
+    """
 
     arrays: list[mx.array]
     members: tuple[Live, ...]
     complete: Callable[[float], None]
+    chains: bool = False
     launched_at: float = field(default_factory=time.monotonic)

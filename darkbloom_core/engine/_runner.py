@@ -1,8 +1,9 @@
 """Builds and launches steps of one model. Lives on the engine's thread and owns every MLX object of the model.
 
-Always true: at most one launched piece of work is unfinished when the next is launched
-(so no KV buffer is read and written at once, and none is copied); a decode step is built
-on tokens that were not read yet; one host sync per step.
+Always true: a decode step is built on tokens that were not read yet, and there is one
+host sync per step. Unless steps are chained, at most one launched piece of work is
+unfinished when the next is launched, so no KV buffer is read and written at once, and
+none is copied.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from darkbloom_core.contracts import FinishReason, LoadedModel
+from darkbloom_core.contracts import FinishReason, Inputs, LoadedModel
 from darkbloom_core.engine._chunk import ChunkBatch
 from darkbloom_core.engine._compiled import CompiledDecode, run_decode
 from darkbloom_core.engine._decode import decode_shape, layer_arrays
+from darkbloom_core.engine._fixed import run_fixed
 from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._live import Launched, Live
+from darkbloom_core.engine._pack import PackBatch
 from darkbloom_core.engine._sampling import Sampler
 from darkbloom_core.engine._scheduler import ChunkSlice
+from darkbloom_core.engine._warmup import Choices
 
 SMOOTHING = 0.3
 
@@ -40,22 +44,26 @@ class Runner:
         self,
         model: LoadedModel,
         store: KvStore,
+        choices: Choices,
         on_finish: Callable[[Live, FinishReason], None],
         on_fault: Callable[[Live, Exception], None],
     ) -> None:
         self._model = model
         self._store = store
+        self._choices = choices
         self._on_finish = on_finish
         self._on_fault = on_fault
         self._layers = len(model.description.layers)
         self._inflight: Launched | None = None
-        self.compiled: CompiledDecode | None = CompiledDecode(model)
+        self._prefilling: tuple[ChunkBatch | PackBatch, Inputs] | None = None
         self._sampler: tuple[tuple[Live, ...], Sampler] | None = None
         self._decoded: tuple[tuple[Live, ...], mx.array] | None = None
-        self.layer_seconds: float | None = None
+        self.compiled = CompiledDecode(model) if choices.compiled else None
+        self.layer_seconds = choices.layer_seconds
         self.decode_steps = 0
         self.prefill_tokens = 0
         self.output_tokens = 0
+        self.first_tokens = 0
         self.largest_batch = 0
 
     def decode(self, lives: tuple[Live, ...]) -> None:
@@ -66,24 +74,36 @@ class Runner:
             raise StepFault(lives, fault) from fault
         self._launch(work)
 
-    def prefill(self, live: Live, piece: ChunkSlice) -> None:
-        """Launch one slice of layers of one chunk; with the prompt's last slice comes the first token.
+    def prefill(self, lives: tuple[Live, ...], piece: ChunkSlice) -> None:
+        """Launch one slice of layers of one chunk or pack; with the last slice of a prompt comes its first token.
 
         Raises ``StepFault``.
         """
         try:
-            work = self._build_prefill(live, piece)
+            work = self._build_prefill(lives, piece)
         except Exception as fault:
-            raise StepFault((live,), fault) from fault
+            self._prefilling = None
+            raise StepFault(lives, fault) from fault
         self._launch(work)
 
     def settle(self) -> None:
         """Wait for what was launched, and read it. Raises ``StepFault``."""
         self._launch(None)
 
+    def forget(self, row: Row) -> None:
+        """``row``'s sequence has ended: store nothing more for it."""
+        batch = self._prefilling[0] if self._prefilling is not None else None
+        if isinstance(batch, PackBatch):
+            if row in batch.rows:
+                batch.drop(row)
+        elif batch is not None and batch.row is row:
+            self._prefilling = None
+
     @property
     def is_idle(self) -> bool:
         return self._inflight is None
+
+    # --- decode -------------------------------------------------------------------
 
     def _build_decode(self, lives: tuple[Live, ...]) -> Launched:
         rows = [_row(live) for live in lives]
@@ -102,36 +122,13 @@ class Runner:
             [tokens, *logprobs, *(one for states in self._store.states for one in states)],
             lives,
             lambda _: self._read(lives, sampler, tokens, logprobs),
-        )
-
-    def _build_prefill(self, live: Live, piece: ChunkSlice) -> Launched:
-        if piece.first_layer == 0:
-            ids = live.request.prompt.ids[piece.start : piece.end]
-            live.chunk = ChunkBatch(self._store, _row(live), piece.start, len(ids))
-            live.inputs = self._model.embed(mx.array([ids], mx.int32))
-        assert live.chunk is not None
-        batch = live.chunk
-        live.inputs = self._model.run_layers(live.inputs, batch, piece.first_layer, piece.last_layer)
-        layers = piece.last_layer - piece.first_layer
-        touched = batch.touched(piece.first_layer, piece.last_layer)
-        if piece.last_layer < self._layers:
-            return Launched([*live.inputs, *touched], (live,), lambda spent: self._timed(spent / layers))
-        hidden, live.chunk, live.inputs = live.inputs[0], None, ()
-        live.sequence.prefilled = piece.end
-        self.prefill_tokens += piece.end - piece.start
-        if live.sequence.is_prefilling:
-            return Launched([hidden, *touched], (live,), lambda spent: self._timed(spent / layers))
-        sampler = Sampler([live.sampled], self._model.description.vocab_size, None)
-        tokens, logprobs = sampler.sample(self._model.logits(hidden[:, -1:]), [0])
-        live.last_token = (tokens, 0)
-        live.sequence.launched = 1
-        return Launched(
-            [tokens, *logprobs, *touched],
-            (live,),
-            lambda _: self._read((live,), sampler, tokens, logprobs),
+            chains=all(row.is_shared for row in rows),
         )
 
     def _decode_logits(self, rows: list[Row], positions: list[int], tokens: mx.array) -> mx.array:
+        size = self._choices.fixed_size
+        if size is not None:
+            return run_fixed(self._model, self._store, rows, positions, tokens, size)
         for row, position in zip(rows, positions, strict=True):
             self._store.make_room(row, position + 1)
         offsets = mx.array(positions, mx.int32)
@@ -142,40 +139,6 @@ class Runner:
                 return self.compiled.run(shape, tokens, offsets, arrays)
         shape = decode_shape(self._store, rows, positions, exact=True)
         return run_decode(self._model, shape, tokens, offsets, arrays)
-
-    def _launch(self, work: Launched | None) -> None:
-        previous, self._inflight = self._inflight, None
-        try:
-            if previous is not None:
-                mx.eval(previous.arrays)
-            finished_at = time.monotonic()
-            if work is not None:
-                mx.async_eval(work.arrays)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
-                work.launched_at = time.monotonic()
-        except Exception as fault:
-            members = [*(previous.members if previous else ()), *(work.members if work else ())]
-            raise StepFault(tuple(members), fault) from fault
-        self._inflight = work
-        if previous is not None:
-            previous.complete(finished_at - previous.launched_at)
-
-    def _read(
-        self, lives: tuple[Live, ...], sampler: Sampler, tokens: mx.array, logprobs: tuple[mx.array, ...]
-    ) -> None:
-        values = cast("list[int]", tokens.tolist())
-        arrays = tuple(cast("list[Any]", array.tolist()) for array in logprobs)
-        for index, (live, token) in enumerate(zip(lives, values, strict=True)):
-            if live.ended:
-                continue  # it stopped a step ago: this token was launched before that was known
-            self.output_tokens += 1
-            found = sampler.read_logprobs(index, token, arrays)
-            try:
-                reason = live.take_token(token, self._model.stop_ids, found)
-            except Exception as fault:  # a parser that raises must not end its neighbours
-                self._on_fault(live, fault)
-                continue
-            if reason is not None:
-                self._on_finish(live, reason)
 
     def _previous_tokens(self, lives: tuple[Live, ...]) -> mx.array:
         """``[B]`` int32: each row's last launched token, read or not."""
@@ -197,13 +160,106 @@ class Runner:
         self._sampler = (lives, sampler)
         return sampler
 
-    def _timed(self, seconds_per_layer: float) -> None:
+    # --- prefill ------------------------------------------------------------------
+
+    def _build_prefill(self, lives: tuple[Live, ...], piece: ChunkSlice) -> Launched:
+        if piece.first_layer == 0:
+            self._prefilling = self._begin(lives, piece)
+        assert self._prefilling is not None
+        batch, inputs = self._prefilling
+        inputs = self._model.run_layers(inputs, batch, piece.first_layer, piece.last_layer)
+        touched = batch.touched(piece.first_layer, piece.last_layer)
+        layers = piece.last_layer - piece.first_layer
+        if piece.last_layer < self._layers:
+            self._prefilling = (batch, inputs)
+            return Launched([*inputs, *touched], lives, lambda spent: self._timed(lives, spent / layers))
+        self._prefilling = None
+        hidden = inputs[0]
+        for live in lives:
+            end = live.sequence.prompt_tokens if piece.is_pack else piece.end
+            self.prefill_tokens += end - piece.start
+            live.sequence.prefilled = end
+        if lives[0].sequence.is_prefilling:
+            return Launched([hidden, *touched], lives, lambda spent: self._timed(lives, spent / layers))
+        sampler = Sampler([live.sampled for live in lives], self._model.description.vocab_size, None)
+        logits = self._model.logits(_last_positions(hidden, batch, lives))
+        tokens, logprobs = sampler.sample(logits, [0] * len(lives))
+        for index, live in enumerate(lives):
+            live.last_token = (tokens, index)
+            live.sequence.launched = 1
+        return Launched(
+            [tokens, *logprobs, *touched], lives, lambda _: self._read(lives, sampler, tokens, logprobs)
+        )
+
+    def _begin(self, lives: tuple[Live, ...], piece: ChunkSlice) -> tuple[ChunkBatch | PackBatch, Inputs]:
+        if not piece.is_pack:
+            ids = lives[0].request.prompt.ids[piece.start : piece.end]
+            chunk = ChunkBatch(self._store, _row(lives[0]), piece.start, len(ids))
+            return chunk, self._model.embed(mx.array([ids], mx.int32))
+        prompts = [live.request.prompt.ids for live in lives]
+        padded = [[*ids, *[0] * (piece.end - len(ids))] for ids in prompts]
+        pack = PackBatch(self._store, [_row(live) for live in lives], [len(ids) for ids in prompts])
+        return pack, self._model.embed(mx.array(padded, mx.int32))
+
+    def _timed(self, lives: tuple[Live, ...], seconds_per_layer: float) -> None:
+        for live in lives:
+            live.progressed_at = time.monotonic()
         last = self.layer_seconds
         self.layer_seconds = (
             seconds_per_layer if last is None else last + SMOOTHING * (seconds_per_layer - last)
         )
 
+    # --- launch and read ----------------------------------------------------------
+
+    def _launch(self, work: Launched | None) -> None:
+        previous, self._inflight = self._inflight, None
+        chained = self._choices.chained and previous is not None and previous.chains
+        chained = chained and work is not None and work.chains
+        try:
+            if previous is not None and not chained:
+                mx.eval(previous.arrays)
+            finished_at = time.monotonic()
+            if work is not None:
+                mx.async_eval(work.arrays)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
+                work.launched_at = time.monotonic()
+            if previous is not None and chained:
+                mx.eval(previous.arrays)
+        except Exception as fault:
+            members = [*(previous.members if previous else ()), *(work.members if work else ())]
+            raise StepFault(tuple(members), fault) from fault
+        self._inflight = work
+        if previous is not None:
+            previous.complete(finished_at - previous.launched_at)
+
+    def _read(
+        self, lives: tuple[Live, ...], sampler: Sampler, tokens: mx.array, logprobs: tuple[mx.array, ...]
+    ) -> None:
+        values = cast("list[int]", tokens.tolist())
+        arrays = tuple(cast("list[Any]", array.tolist()) for array in logprobs)
+        for index, (live, token) in enumerate(zip(lives, values, strict=True)):
+            if live.ended:
+                continue  # it stopped a step ago: this token was launched before that was known
+            self.output_tokens += 1
+            self.first_tokens += not live.tokens
+            found = sampler.read_logprobs(index, token, arrays)
+            try:
+                reason = live.take_token(token, self._model.stop_ids, found)
+            except Exception as fault:  # a parser that raises must not end its neighbours
+                self._on_fault(live, fault)
+                continue
+            if reason is not None:
+                self._on_finish(live, reason)
+
 
 def _row(live: Live) -> Row:
     assert live.row is not None
     return live.row
+
+
+def _last_positions(hidden: mx.array, batch: ChunkBatch | PackBatch, lives: tuple[Live, ...]) -> mx.array:
+    """``[len(lives), 1, H]``: the hidden state of each prompt's last token."""
+    if isinstance(batch, ChunkBatch):
+        return hidden[:, -1:]
+    rows = mx.array([batch.rows.index(_row(live)) for live in lives])
+    last = mx.array([live.sequence.prompt_tokens - 1 for live in lives])
+    return hidden[rows, last][:, None]

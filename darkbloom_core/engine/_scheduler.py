@@ -9,7 +9,7 @@ higher priority is a bounded head start, so nobody starves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from darkbloom_core.contracts import MediaSpan
 from darkbloom_core.engine._sequence import Sequence
@@ -33,13 +33,21 @@ def chunk_end(start: int, prompt_tokens: int, grid: int, spans: tuple[MediaSpan,
 
 @dataclass(frozen=True, slots=True)
 class ChunkSlice:
-    """Layers ``first_layer`` to ``last_layer - 1`` of the chunk ``start`` to ``end - 1`` of a prompt."""
+    """Layers ``first_layer`` to ``last_layer - 1`` of tokens ``start`` to ``end - 1`` of a prompt.
 
-    sequence: Sequence
+    Several sequences are a pack: whole prompts, from token 0 to their own ends, of which
+    ``end`` is the latest.
+    """
+
+    sequences: tuple[Sequence, ...]
     start: int
     end: int
     first_layer: int
     last_layer: int
+
+    @property
+    def is_pack(self) -> bool:
+        return len(self.sequences) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +65,13 @@ class Plan:
 class Scheduler:
     """Running and waiting sequences of one engine."""
 
-    def __init__(self, *, max_rows: int, layers: int, grid: int) -> None:
+    def __init__(self, *, max_rows: int, layers: int, grid: int, pack_tokens: int = 0) -> None:
+        """``grid`` is the chunk size. Prompts shorter than a chunk run together while the
+        padded pack stays within ``pack_tokens`` tokens; 0 runs every prompt by itself."""
         self._max_rows = max_rows
         self._layers = layers
         self._grid = grid
+        self._pack_tokens = pack_tokens
         self._arrivals = 0
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -82,8 +93,9 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it stands."""
-        if self._chunk is not None and self._chunk.sequence is sequence:
-            self._chunk = None
+        if self._chunk is not None and sequence in self._chunk.sequences:
+            rest = tuple(one for one in self._chunk.sequences if one is not sequence)
+            self._chunk = replace(self._chunk, sequences=rest) if rest else None
         for rows in (self._waiting, self._running):
             if sequence in rows:
                 rows.remove(sequence)
@@ -117,14 +129,29 @@ class Scheduler:
             prefilling = [row for row in self._running if row.is_prefilling and not row.paused]
             if not prefilling:
                 return None
-            sequence = min(prefilling, key=self._rank)
-            start = sequence.prefilled
-            end = chunk_end(start, sequence.prompt_tokens, self._grid, sequence.spans)
-            self._chunk = ChunkSlice(sequence, start, end, 0, 0)
+            self._chunk = self._first_slice(sorted(prefilling, key=self._rank))
         chunk = self._chunk
         first = chunk.last_layer
-        piece = ChunkSlice(
-            chunk.sequence, chunk.start, chunk.end, first, min(self._layers, first + max(1, layers))
-        )
-        self._chunk = None if piece.last_layer == self._layers else piece
+        last = min(self._layers, first + max(1, layers))
+        piece = replace(chunk, first_layer=first, last_layer=last)
+        self._chunk = None if last == self._layers else piece
         return piece
+
+    def _first_slice(self, prefilling: list[Sequence]) -> ChunkSlice:
+        """The next chunk, before its first layer: of the best sequence, and of what can be packed with it."""
+        best = prefilling[0]
+        pack = [row for row in prefilling if self._is_short(row)] if self._is_short(best) else []
+        longest = 0
+        for count, row in enumerate(pack, 1):
+            longest = max(longest, row.prompt_tokens)
+            if count * longest > self._pack_tokens:
+                pack = pack[: count - 1]
+                break
+        if len(pack) > 1:
+            return ChunkSlice(tuple(pack), 0, max(row.prompt_tokens for row in pack), 0, 0)
+        end = chunk_end(best.prefilled, best.prompt_tokens, self._grid, best.spans)
+        return ChunkSlice((best,), best.prefilled, end, 0, 0)
+
+    def _is_short(self, sequence: Sequence) -> bool:
+        """Whether prefix reuse can never see the prompt: it has not one whole chunk, and no picture."""
+        return sequence.prefilled == 0 and sequence.prompt_tokens < self._grid and not sequence.spans

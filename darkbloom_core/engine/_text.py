@@ -1,8 +1,9 @@
 """From tokens to typed deltas: incremental UTF-8, the family's parser, stop strings. One pipeline per output.
 
 Always true: half a character is never emitted; the deltas fold to the same text however
-the tokens were cut; of several stop strings the earliest match wins, and what was held
-back is emitted when the output ends without a match.
+the tokens were cut; of several stop strings the one that is complete first wins (of those
+complete at once, the one that began first), and what was held back is emitted when the
+output ends without a match.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class StopMatcher:
         if self.matched:
             return ""
         self._held += text
-        places = [place for place in map(self._held.find, self._stops) if place >= 0]
-        if places:
+        found = [(place + len(stop), place) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if found:
             self.matched = True
-            return self._held[: min(places)]
+            return self._held[: min(found)[1]]
         keep = self._ambiguous_suffix()
         out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return out

@@ -19,6 +19,7 @@
     │   ├── ModelNotReady               503 model_not_ready
     │   └── Draining                    503 draining
     ├── GenerationFailed                500 generation_failed
+    ├── DeadlineExceeded                504 deadline_exceeded
     └── SetupError                      exit code 2 of the command line
         ├── SettingsError
         ├── PluginError
@@ -35,6 +36,7 @@ from darkbloom_core.errors._tree import (
     CheckpointError,
     ContextLengthExceeded,
     DarkbloomError,
+    DeadlineExceeded,
     Draining,
     GenerationFailed,
     InvalidRequest,
@@ -60,6 +62,7 @@ __all__ = [
     "CheckpointError",
     "ContextLengthExceeded",
     "DarkbloomError",
+    "DeadlineExceeded",
     "Draining",
     "GenerationFailed",
     "InvalidRequest",

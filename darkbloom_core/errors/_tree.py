@@ -126,6 +126,13 @@ class GenerationFailed(DarkbloomError):
     code = "generation_failed"
 
 
+class DeadlineExceeded(DarkbloomError):
+    """The request made no progress for too long."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
 class SetupError(DarkbloomError):
     """Something is wrong before any request: the command line exits with 2."""
 

@@ -1,0 +1,188 @@
+"""What runs before a model serves: every kind of step once, and the choices that only this device can make.
+
+On CUDA the first use of a kernel's shape takes long, so each decode batch size and the
+prefill chunk run here. Choices between ways that give the same tokens are made by the
+median time of a few steps, on scratch rows that are closed again.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from darkbloom_core.contracts import LoadedModel
+from darkbloom_core.engine._chunk import ChunkBatch
+from darkbloom_core.engine._compiled import CompiledDecode, run_decode
+from darkbloom_core.engine._decode import decode_shape, layer_arrays
+from darkbloom_core.engine._kv import KvStore, Row
+from darkbloom_core.engine._pack import PackBatch, can_pack
+
+TIMED_STEPS = 6
+PACKED_PROMPTS = 4
+PACKED_TOKENS = 32
+WORTH_CHANGING = 0.95
+"""Another way than the plain one must take at most this share of its time to be chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What was chosen for this model on this device, and the measured seconds of a prefill layer per chunk.
+
+    ``chained``: a decode step is launched while the one before runs, else after it.
+    ``packed``: short prompts run together. ``fixed_size``: the batch size of deterministic
+    mode, None in the default mode.
+    """
+
+    compiled: bool = False
+    chained: bool = False
+    packed: bool = False
+    fixed_size: int | None = None
+    layer_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What warm-up may choose; None leaves it to the measurement."""
+
+    compiled: bool | None = False
+    chained: bool | None = None
+    packed: bool | None = None
+
+
+def warm_up(model: LoadedModel, store: KvStore, grid: int, rows: int, allowed: Allowed) -> Choices:
+    """Run every kind of step of ``store``'s model once and choose; ``rows`` is the largest decode batch."""
+    limit = min(grid, model.description.context_tokens) + 64
+    chunk = _time(lambda: _prefill(model, store, grid, limit), 2)
+    compiled = _choose_compiled(model, store, rows, allowed.compiled)
+    return Choices(
+        compiled=compiled,
+        chained=_choose_chained(model, store, rows, allowed.chained),
+        packed=_choose_packed(model, store, rows, allowed.packed),
+        layer_seconds=chunk / len(store.layers),
+    )
+
+
+def batch_sizes(rows: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and ``rows`` itself."""
+    sizes = [1]
+    while sizes[-1] * 2 < rows:
+        sizes.append(sizes[-1] * 2)
+    return (*sizes, rows) if rows > 1 else (1,)
+
+
+def _prefill(model: LoadedModel, store: KvStore, tokens: int, limit: int) -> None:
+    row = store.open_row(tokens, limit)
+    batch = ChunkBatch(store, row, 0, tokens)
+    inputs = model.run_layers(model.embed(mx.zeros((1, tokens), mx.int32)), batch, 0, len(store.layers))
+    mx.eval(model.logits(inputs[0][:, -1:]), batch.touched(0, len(store.layers)))
+    store.close_row(row)
+
+
+class _Steps:
+    """A few greedy decode steps of scratch rows, in one of the ways to choose from."""
+
+    def __init__(
+        self, model: LoadedModel, store: KvStore, count: int, compiled: CompiledDecode | None
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._compiled = compiled
+        self._rows: list[Row] = [store.open_row(1, TIMED_STEPS * 4) for _ in range(count)]
+        self._position = 0
+        self._tokens = mx.zeros((count,), mx.int32)
+
+    def run(self, steps: int, *, chained: bool) -> float:
+        """Median seconds of a step."""
+        times = []
+        for _ in range(steps):
+            began = time.perf_counter()
+            following = mx.argmax(self._logits(), axis=-1).astype(mx.int32)
+            if not chained:
+                mx.eval(self._tokens)
+            mx.async_eval(following)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
+            mx.eval(self._tokens)
+            self._tokens = following
+            self._position += 1
+            times.append(time.perf_counter() - began)
+        mx.eval(self._tokens)
+        return statistics.median(times)
+
+    def close(self) -> None:
+        for row in self._rows:
+            self._store.close_row(row)
+
+    def _logits(self) -> mx.array:
+        positions = [self._position] * len(self._rows)
+        offsets = mx.array(positions, mx.int32)
+        arrays = layer_arrays(self._store, self._rows)
+        shape = decode_shape(self._store, self._rows, positions, exact=self._compiled is None)
+        if self._compiled is not None:
+            return self._compiled.run(shape, self._tokens, offsets, arrays)
+        return run_decode(self._model, shape, self._tokens, offsets, arrays)
+
+
+def _steps(
+    model: LoadedModel, store: KvStore, rows: int, *, compiled: CompiledDecode | None, chained: bool
+) -> float:
+    steps = _Steps(model, store, rows, compiled)
+    try:
+        steps.run(2, chained=chained)
+        return steps.run(TIMED_STEPS, chained=chained)
+    finally:
+        steps.close()
+
+
+def _choose_compiled(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:
+    eager = [_steps(model, store, size, compiled=None, chained=False) for size in batch_sizes(rows)]
+    if allowed is False:
+        return False
+    compiled = CompiledDecode(model)
+    replayed = [_steps(model, store, size, compiled=compiled, chained=False) for size in batch_sizes(rows)]
+    return allowed is True or sum(replayed) <= WORTH_CHANGING * sum(eager)
+
+
+def _choose_chained(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:
+    if allowed is not None:
+        return allowed
+    seconds, peaks = [], []
+    for chained in (False, True):
+        mx.reset_peak_memory()
+        sizes = {1, rows}
+        seconds.append(sum(_steps(model, store, size, compiled=None, chained=chained) for size in sizes))
+        peaks.append(mx.get_peak_memory())
+    copies_kv = peaks[1] - peaks[0] > store.slab_bytes // (4 * len(store.layers))
+    return not copies_kv and seconds[1] <= WORTH_CHANGING * seconds[0]
+
+
+def _choose_packed(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:
+    if not can_pack(store.layers) or rows < 2 or allowed is False:
+        return False
+    count = min(PACKED_PROMPTS, rows)
+    together = _time(lambda: _pack(model, store, count), 3)
+    alone = _time(lambda: _prefill(model, store, PACKED_TOKENS, PACKED_TOKENS + 1), 3)
+    return allowed is True or together <= WORTH_CHANGING * count * alone
+
+
+def _pack(model: LoadedModel, store: KvStore, count: int) -> None:
+    rows = [store.open_row(PACKED_TOKENS, PACKED_TOKENS + 1) for _ in range(count)]
+    batch = PackBatch(store, rows, [PACKED_TOKENS] * count)
+    ids = mx.zeros((count, PACKED_TOKENS), mx.int32)
+    inputs = model.run_layers(model.embed(ids), batch, 0, len(store.layers))
+    mx.eval(model.logits(inputs[0][:, -1:]), batch.touched(0, len(store.layers)))
+    for row in rows:
+        store.close_row(row)
+
+
+def _time(run: Callable[[], None], repeats: int) -> float:
+    """Median seconds of ``repeats`` runs after one that is not counted."""
+    run()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
