@@ -1,7 +1,8 @@
 """Continuous batching of one model: sequences, scheduler, admission, KV rows, attention, sampling, text, step loop."""
 
-from darkbloom_core.engine._engine import Engine, EngineOptions, EngineStatus
+from darkbloom_core.engine._engine import Engine
 from darkbloom_core.engine._kv import KvStore, Row, lane_bytes, row_bytes
+from darkbloom_core.engine._options import EngineOptions, EngineStatus
 from darkbloom_core.engine._request import (
     GenerationRequest,
     OutputDelta,

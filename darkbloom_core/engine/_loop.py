@@ -1,0 +1,169 @@
+"""The thread of one engine: takes what is on the desk, steps, and ends what is done.
+
+Always true: a sequence leaves through ``_finish`` or ``end_all`` alone, once, and with it
+go its reservation, its lane and its buffers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+
+from darkbloom_core.contracts import FinishReason, LoadedModel
+from darkbloom_core.engine._admission import worst_case_bytes
+from darkbloom_core.engine._build import Parts
+from darkbloom_core.engine._desk import Desk
+from darkbloom_core.engine._live import Live
+from darkbloom_core.engine._liveness import WedgeMonitor
+from darkbloom_core.engine._options import EngineOptions
+from darkbloom_core.engine._runner import Runner, StepFault
+from darkbloom_core.engine._sequence import Sequence
+from darkbloom_core.errors import DarkbloomError, DeadlineExceeded, GenerationFailed
+from darkbloom_core.memory import Ledger
+
+log = logging.getLogger(__name__)
+
+
+class Loop:
+    """Runs on one thread; only counters are read from others."""
+
+    def __init__(
+        self, name: str, model: LoadedModel, parts: Parts, desk: Desk, ledger: Ledger, options: EngineOptions
+    ) -> None:
+        self._name = name
+        self._description = model.description
+        self._desk = desk
+        self._ledger = ledger
+        self._options = options
+        self.store = parts.store
+        self.scheduler = parts.scheduler
+        self.runner = Runner(model, parts.store, parts.choices, self._finish, self._break)
+        self.monitor = WedgeMonitor()
+        self.steps = 0
+
+    def serve(self) -> None:
+        """Step until the desk closes."""
+        progressed = True
+        while not self._desk.closing:
+            if not progressed:
+                self._desk.wait(self._seconds_to_deadline())
+            for live in self._desk.take_arrivals():
+                self.scheduler.add(live.sequence)
+            self._look_after(time.monotonic())
+            progressed = self._step()
+
+    # --- between steps --------------------------------------------------------------
+
+    def _look_after(self, now: float) -> None:
+        """Cancellations, deadlines, and readers that are slow or have caught up."""
+        for live in self._desk.lives():
+            if live.cancelled:
+                self._finish(live, "cancelled")
+            elif now - live.progressed_at > self._options.progress_seconds:
+                self._finish(live, "error", self._too_late(live))
+            elif live.sequence.paused:
+                live.sequence.paused = not live.stream.is_drained
+            else:
+                live.sequence.paused = live.stream.is_full
+
+    def _seconds_to_deadline(self) -> float | None:
+        """Until the first request that does not get on must end; None without requests."""
+        last = min((live.progressed_at for live in self._desk.lives()), default=None)
+        if last is None:
+            return None
+        return max(0.0, last + self._options.progress_seconds - time.monotonic()) + 0.001
+
+    def _too_late(self, live: Live) -> DeadlineExceeded:
+        where = "waiting" if live.row is None else "paused" if live.sequence.paused else "running"
+        return DeadlineExceeded(f"no progress for {self._options.progress_seconds:g} seconds while {where}")
+
+    # --- a step -----------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """Do what the scheduler plans; False if there was nothing to do until something new happens."""
+        for sequence in self.scheduler.admit(self._reserve):
+            self._admit(self._of(sequence))
+        plan = self.scheduler.plan(self._layers_per_slice())
+        if plan.is_empty and self.runner.is_idle:
+            return False
+        self.monitor.step_began(time.monotonic())
+        first_tokens = self.runner.first_tokens
+        try:
+            if plan.is_empty:
+                self.runner.settle()
+            if plan.decode:
+                self.runner.decode(self._in_order_of_lane(plan.decode))
+            if plan.prefill is not None:
+                # reading the decode step may have ended sequences that were planned for
+                lives = [self._desk.find(sequence.id) for sequence in plan.prefill.sequences]
+                left = tuple(live for live in lives if live is not None)
+                if left:
+                    self.runner.prefill(left, plan.prefill)
+        except StepFault as fault:
+            self._fail(fault)
+        if self.runner.first_tokens > first_tokens:
+            self.monitor.first_token()
+        self.monitor.step_ended(time.monotonic())
+        self.steps += 1
+        return True
+
+    def _admit(self, live: Live) -> None:
+        sequence = live.sequence
+        live.admitted_at = live.progressed_at = time.monotonic()
+        self.monitor.admitted(live.admitted_at)
+        live.row = self.store.open_row(sequence.prompt_tokens, sequence.prompt_tokens + sequence.max_tokens)
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        size = worst_case_bytes(self._of(sequence).request, self._description)
+        return self._ledger.reserve(sequence.id, size)
+
+    def _layers_per_slice(self) -> int:
+        if self.runner.layer_seconds is None:
+            return 1
+        return max(1, int(self._options.slice_seconds / self.runner.layer_seconds))
+
+    def _in_order_of_lane(self, sequences: tuple[Sequence, ...]) -> tuple[Live, ...]:
+        lives = [self._of(sequence) for sequence in sequences]
+        return tuple(sorted(lives, key=lambda live: live.row.lane if live.row is not None else -1))
+
+    def _of(self, sequence: Sequence) -> Live:
+        live = self._desk.find(sequence.id)
+        assert live is not None
+        return live
+
+    # --- ends ---------------------------------------------------------------------------
+
+    def _fail(self, fault: StepFault) -> None:
+        """End the sequences of a step that raised; the others go on, unless their storage broke too."""
+        log.error("a step of %s failed: %s", self._name, fault, exc_info=fault.__cause__)
+        members = fault.members if self.store.repair() else self._desk.lives()
+        for live in members:
+            if not live.ended:
+                self._finish(live, "error", GenerationFailed("the step that generated this output failed"))
+
+    def _break(self, live: Live, fault: Exception) -> None:
+        where = traceback.extract_tb(fault.__traceback__)[-1]  # the message itself could hold output
+        kind = type(fault).__name__
+        log.error("the output of a request of %s broke its parser: %s at %s:%s", self._name, kind, *where[:2])
+        self._finish(live, "error", GenerationFailed("the output could not be parsed"))
+
+    def _finish(self, live: Live, reason: FinishReason, error: DarkbloomError | None = None) -> None:
+        self.scheduler.remove(live.sequence)
+        if live.row is not None:
+            self.runner.forget(live.row)
+            self.store.close_row(live.row)
+            live.row = None
+            if not live.tokens:
+                self.monitor.ended_without_token()
+        self._ledger.release(live.sequence.id)
+        self._desk.leave(live)
+        live.end(reason, error)
+
+
+def end_all(desk: Desk, ledger: Ledger, error: DarkbloomError | None) -> None:
+    """When the thread ends, everything that is left ends: cancelled, or with ``error``."""
+    for live in desk.clear():
+        ledger.release(live.sequence.id)
+        live.row = None
+        live.end("cancelled" if error is None else "error", error)

@@ -1,0 +1,49 @@
+"""How an engine runs, and how it stands: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from darkbloom_core.engine._liveness import Wedge
+from darkbloom_core.engine._warmup import Choices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs; the settings table ``engine`` in the engine's own words.
+
+    ``compiled``, ``chained`` and ``packed`` are chosen at warm-up where they are None;
+    on the CPU backend None means not compiled, since the first compilation there runs a C++
+    compiler for many seconds.
+    """
+
+    max_rows: int = 8
+    waiting_limit: int = 64
+    chunk_tokens: int = 256
+    slice_seconds: float = 0.05
+    event_buffer: int = 256
+    progress_seconds: float = 120.0
+    deterministic: bool = False
+    compiled: bool | None = None
+    chained: bool | None = None
+    packed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """How an engine stands. Counters run since it was built; bytes are of KV."""
+
+    running: int
+    waiting: int
+    kv_bytes_used: int
+    kv_bytes_reserved: int
+    kv_bytes_grant: int
+    steps: int
+    decode_steps: int
+    prefill_tokens: int
+    output_tokens: int
+    largest_batch: int
+    draining: bool
+    healthy: bool
+    wedge: Wedge
+    choices: Choices | None
