@@ -95,9 +95,12 @@ def _packing(path: str, inputs: int, stored: Mapping[str, TensorInfo]) -> Format
 
 
 def _is_publishers(path: str, stored: Mapping[str, TensorInfo]) -> bool:
-    base, _, name = path.rpartition(".")
-    stem = "down_proj" if name == "down_proj" else "gate_up_proj"
-    return base.endswith(".experts") and f"{base}.{stem}_blocks" in stored
+    experts, _, _ = path.rpartition(".")
+    return experts.endswith(".experts") and any(
+        f"{experts}.{stem}_{part}" in stored
+        for stem in ("gate_up_proj", "down_proj")
+        for part in ("blocks", "scales")
+    )
 
 
 def _expected(
@@ -136,7 +139,7 @@ def _expected_fused(experts: str, weights: Weights, config: GptOssConfig) -> Ite
     """The experts' tensors where gate and up are one; nothing where the layout is the MLX community's."""
     if f"{experts}.gate_proj.weight" in weights.tensors:
         return
-    published = f"{experts}.gate_up_proj_blocks" in weights.tensors
+    published = _is_publishers(f"{experts}.gate_proj", weights.tensors)
     sizes = {
         "gate_up_proj": (2 * config.intermediate_size, config.hidden_size),
         "down_proj": (config.hidden_size, config.intermediate_size),

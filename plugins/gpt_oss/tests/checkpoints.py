@@ -17,7 +17,7 @@ from tokenizers import pre_tokenizers
 WINDOW = 8
 ORIGINAL_CONTEXT = 16
 PROMPT_LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 5 * WINDOW)
-HIDDEN, INTERMEDIATE, HEAD, QUERIES, KEYS, EXPERTS = 64, 96, 16, 4, 2, 4
+HIDDEN, INTERMEDIATE, HEAD, QUERIES, KEYS, EXPERTS, LAYERS = 64, 96, 16, 4, 2, 4, 4
 CONTROL_TOKENS = (
     "<|endoftext|>",
     "<|return|>",
@@ -92,12 +92,12 @@ def config(model: str, layout: str) -> dict[str, Any]:
         "hidden_act": "silu",
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
         "max_position_embeddings": 4096,
         "model_type": "gpt_oss",
         "num_attention_heads": QUERIES,
         "num_experts_per_tok": 2,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": LAYERS,
         "num_key_value_heads": KEYS,
         "num_local_experts": EXPERTS,
         "rms_norm_eps": 1e-05,
@@ -162,7 +162,7 @@ def _matrices() -> list[tuple[str, tuple[int, ...]]]:
         ("model.embed_tokens", (VOCABULARY, HIDDEN)),
         ("lm_head", (VOCABULARY, HIDDEN)),
     ]
-    for index in range(4):
+    for index in range(LAYERS):
         layer = f"model.layers.{index}"
         found += [
             (f"{layer}.self_attn.q_proj", (QUERIES * HEAD, HIDDEN)),
@@ -211,7 +211,7 @@ def _draw(layout: str) -> tuple[Stored, dict[str, np.ndarray]]:
             dense[f"{path}.weight"] = decode_affine(words, scales, biases, bits)
         if path not in ("model.embed_tokens", "lm_head"):
             plain(f"{path}.bias", random.standard_normal(shape[:-1]) * 0.2)
-    for index in range(4):
+    for index in range(LAYERS):
         layer = f"model.layers.{index}"
         plain(f"{layer}.self_attn.sinks", random.standard_normal(QUERIES))
         for norm in ("input_layernorm", "post_attention_layernorm"):

@@ -130,7 +130,9 @@ def test_quantised_variants_of_the_demo_answer_as_it_does(
     folder = variant(name)
     description = family.describe(json.loads((folder / "config.json").read_text()), device)
     model = family.load(folder, description, Placement(device))
-    for question in ("What is the capital of Japan?", "What is 47 + 38?"):
+    # bfloat16 is slow on the CPU backend, which these tests run on: one question must do
+    questions = ("What is the capital of Japan?", "What is 47 + 38?")
+    for question in questions if device is CPU else questions[:1]:
         chat = Chat(messages=(Message(role="user", content=(TextPart(question),)),), today=date(2025, 6, 28))
         assert answer(model, folder, chat) == answer(load(demo_folder), demo_folder, chat)
 
