@@ -26,7 +26,7 @@ _FILLER = (
 DEMO_PROMPTS = (
     "<bos>" + _TURN.format("What is the capital of France?"),
     "<bos><|turn>system\n<|think|>\nBe brief.<turn|>\n" + _TURN.format("What is 47 + 38?"),
-    "<bos>" + _TURN.format(f"The secret word is marble. {_FILLER * 7}What is the secret word?"),
+    "<bos>" + _TURN.format(f"The secret word is marble. {_FILLER * 6}What is the secret word?"),
 )
 LAYOUTS_OF_TRANSFORMERS = ("publisher", "transformers", "transformers-text")
 SAME_WITHIN = 1e-4
@@ -38,6 +38,7 @@ def write_goldens() -> None:
     GOLDEN.mkdir(exist_ok=True)
     _write_random()
     _write_demo()
+    _write_pictures()
 
 
 def _write_random() -> None:
@@ -67,6 +68,20 @@ def _write_demo() -> None:
         found[f"positions{number}"] = np.array(positions, np.int32)
         found[f"logits{number}"] = _logits(reference, ids)[positions]
     np.savez_compressed(GOLDEN / "demo.npz", **found)
+
+
+def _write_pictures() -> None:
+    """Soft tokens of random pictures of two sizes, the smaller one padded."""
+    checkpoints = _load_checkpoints()
+    found: dict[str, np.ndarray] = {}
+    for name, sizes in checkpoints.PICTURES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            reference = _load(DEMO if name == "demo" else checkpoints.write(Path(folder), name, "publisher"))
+        patches, positions = map(torch.tensor, checkpoints.pictures(sizes))
+        with torch.no_grad():
+            features = reference.model.get_image_features(patches, positions, return_dict=True).pooler_output
+        found |= {f"{name}{number}": each.float().numpy() for number, each in enumerate(features)}
+    np.savez_compressed(GOLDEN / "pictures.npz", **found)
 
 
 def _load(folder: Path) -> Any:

@@ -15,13 +15,14 @@ from typing import Any, get_args
 from darkbloom_core.contracts import ELEMENT_BYTES, Device, Dtype, LayerKind, ModelDescription
 from darkbloom_gemma4._fields import Fields
 from darkbloom_gemma4._quantization import Quantization, read_quantization
+from darkbloom_gemma4._rotary import FULL, SLIDING, Rotary, read_rotary
+from darkbloom_gemma4._vision_config import VisionConfig, read_vision
 
 FAMILY = "gemma4"
 MULTIMODAL_TYPES = {"gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text"}
 TEXT_TYPES = frozenset(MULTIMODAL_TYPES.values())
 MODEL_TYPES = TEXT_TYPES | MULTIMODAL_TYPES.keys()
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 _LAYERS_TO_A_FULL_ONE = 6
 
 # Fields of every transformers config, and of tools that write it, that leave the logits alone.
@@ -39,19 +40,6 @@ _HARMLESS = re.compile(
 _EXPECTED = re.compile(
     r"_.*|.*_token_id|.*_token_index|architectures|attention_dropout|initializer_range|transformers_version|use_cache"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rotary:
-    """Rotary embedding of one kind of layer.
-
-    ``fraction`` of a head's pairs turn (the fastest ones; the exponent's denominator stays
-    the whole head), and frequencies are divided by ``factor``.
-    """
-
-    theta: float
-    fraction: float = 1.0
-    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +63,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Config:
-    """The text model. ``dtype`` is what it computes and keeps KV in on the device that was asked about."""
+    """The text model, and the tower beside it. ``dtype`` is what they compute and keep KV in on that device."""
 
     vocab_size: int
     hidden_size: int
@@ -96,6 +84,7 @@ class Gemma4Config:
     quantization: Quantization | None
     stored_dtype: Dtype
     dtype: Dtype
+    vision: VisionConfig | None
 
     def experts_are_quantized(self) -> bool:
         """Whether every expert matrix of the checkpoint is quantised, as the config tells it."""
@@ -179,7 +168,7 @@ def _read(outer: Fields, text: Fields, *, unified: bool, device: Device, notes: 
     )
     # MLX's CPU backend multiplies gathered, unquantised matrices in float32 only.
     dtype: Dtype = "float32" if device.kind == "cpu" and experts is not None and not quantized else stored
-    sliding_rotary, full_rotary = _rotary(text)
+    sliding_rotary, full_rotary = read_rotary(text)
     return Gemma4Config(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -190,7 +179,7 @@ def _read(outer: Fields, text: Fields, *, unified: bool, device: Device, notes: 
         sliding_rotary=sliding_rotary,
         full_rotary=full_rotary,
         norm_epsilon=text.number("rms_norm_eps", 1e-6),
-        softcap=_optional_number(text, "final_logit_softcapping"),
+        softcap=text.optional_number("final_logit_softcapping"),
         tied=_tied(outer, text),
         experts=experts,
         per_layer_size=text.integer("hidden_size_per_layer_input", 0 if unified else 256, least=0),
@@ -200,6 +189,7 @@ def _read(outer: Fields, text: Fields, *, unified: bool, device: Device, notes: 
         quantization=quantization,
         stored_dtype=stored,
         dtype=dtype,
+        vision=None if outer is text else read_vision(outer),
     )
 
 
@@ -210,14 +200,14 @@ def _layer_types(text: Fields, notes: list[str]) -> list[str]:
     if types is None:
         if pattern not in (None, _LAYERS_TO_A_FULL_ONE):
             text.refuse("layer_types", f"is missing, and the pattern {pattern!r} has more than one reading")
-        types = [_SLIDING if (index + 1) % _LAYERS_TO_A_FULL_ONE else _FULL for index in range(count)]
-    if not isinstance(types, list) or not all(each in (_SLIDING, _FULL) for each in types):
-        text.refuse("layer_types", f"may hold {_SLIDING!r} and {_FULL!r} only, not {types!r}")
+        types = [SLIDING if (index + 1) % _LAYERS_TO_A_FULL_ONE else FULL for index in range(count)]
+    if not isinstance(types, list) or not all(each in (SLIDING, FULL) for each in types):
+        text.refuse("layer_types", f"may hold {SLIDING!r} and {FULL!r} only, not {types!r}")
     if len(types) != count:
         text.refuse("layer_types", f"has {len(types)} entries, but num_hidden_layers is {count}")
-    if types[-1] != _FULL:
+    if types[-1] != FULL:
         notes.append("the last layer attends in full, whatever layer_types says, as in the reference")
-        types = [*types[:-1], _FULL]
+        types = [*types[:-1], FULL]
     return types
 
 
@@ -248,10 +238,10 @@ def _layers(text: Fields, types: list[str]) -> tuple[LayerConfig, ...]:
             text.refuse("head_dim", f"must be even, not {head_dim}")
         layers.append(
             LayerConfig(
-                sliding=kind == _SLIDING,
+                sliding=kind == SLIDING,
                 head_dim=head_dim,
                 kv_heads=kv_heads,
-                k_equals_v=k_equals_v and kind == _FULL,
+                k_equals_v=k_equals_v and kind == FULL,
                 source=source,
                 mlp_size=mlp_size * (2 if double_wide and source is not None else 1),
             )
@@ -269,7 +259,7 @@ def _head_shapes(text: Fields, types: list[str], k_equals_v: bool) -> list[tuple
     text.get("num_global_key_value_heads")
     per_layer = text.table("per_layer_config")
     if per_layer is None:
-        return [base if kind == _SLIDING else of_full for kind in types]
+        return [base if kind == SLIDING else of_full for kind in types]
     shapes = [base] * len(types)
     for name in per_layer.values:
         if not name.isdecimal() or int(name) >= len(types):
@@ -285,58 +275,11 @@ def _head_shapes(text: Fields, types: list[str], k_equals_v: bool) -> list[tuple
             override.refuse(unknown, "is an override that this plugin does not know")
     if text.get("global_head_dim") is not None:
         for index, kind in enumerate(types):
-            if kind == _FULL and shapes[index] != of_full:
+            if kind == FULL and shapes[index] != of_full:
                 text.refuse(
                     f"per_layer_config.{index}", "contradicts global_head_dim or num_global_key_value_heads"
                 )
     return shapes
-
-
-def _rotary(text: Fields) -> tuple[Rotary, Rotary]:
-    """Rotary embedding of sliding and of full layers, from whichever fields the layout has."""
-    scaling = text.table("rope_scaling")
-    nested = text.table("rope_parameters")
-    if nested is None and scaling is not None and {_SLIDING, _FULL} & scaling.values.keys():
-        nested, scaling = scaling, None
-    theta, local_theta = _optional_number(text, "rope_theta"), _optional_number(text, "rope_local_base_freq")
-    fraction = _optional_number(text, "partial_rotary_factor")
-    if nested is None:
-        full = Rotary(theta or 1_000_000.0, 0.25 if fraction is None else fraction)
-        if scaling is not None:
-            full = _one_rotary(scaling, full.theta, None if fraction is None else fraction)
-        return Rotary(local_theta or 10_000.0), full
-    for unknown in nested.values.keys() - {_SLIDING, _FULL}:
-        nested.refuse(unknown, "is neither sliding_attention nor full_attention")
-    sliding_fields, full_fields = nested.table(_SLIDING), nested.table(_FULL)
-    sliding = Rotary(10_000.0) if sliding_fields is None else _one_rotary(sliding_fields)
-    full = Rotary(1_000_000.0, 0.25) if full_fields is None else _one_rotary(full_fields)
-    for name, value, known in (
-        ("rope_theta", theta, (full.theta,)),
-        ("rope_local_base_freq", local_theta, (sliding.theta,)),
-        ("partial_rotary_factor", fraction, (full.fraction, sliding.fraction)),
-    ):
-        if value is not None and value not in known:
-            text.refuse(name, f"contradicts {nested.place.removesuffix('.')}")
-    if scaling is not None and scaling.values != nested.values:
-        text.refuse("rope_scaling", "contradicts rope_parameters")
-    return sliding, full
-
-
-def _one_rotary(fields: Fields, theta: float | None = None, fraction: float | None = None) -> Rotary:
-    kind = fields.get("rope_type") or fields.get("type") or "default"
-    theta = fields.number("rope_theta", theta) if theta else fields.number("rope_theta")
-    fraction = fields.number("partial_rotary_factor", fraction or 1.0)
-    factor = fields.number("factor", 1.0)
-    if kind not in ("default", "proportional"):
-        fields.refuse("rope_type", f"is {kind!r}: only 'default' and 'proportional' are known")
-    if fraction > 1:
-        fields.refuse("partial_rotary_factor", f"must be at most 1, not {fraction}")
-    if kind == "default" and (fraction != 1 or factor != 1):
-        fields.refuse("rope_type", "is 'default', which turns all of a head, yet there is a factor")
-    for unknown in fields.not_asked():
-        if unknown not in ("rope_type", "type") and fields.get(unknown) is not None:
-            fields.refuse(unknown, "is a rotary parameter that this plugin does not know")
-    return Rotary(theta, fraction, factor)
 
 
 def _experts(text: Fields) -> ExpertsConfig | None:
@@ -395,10 +338,6 @@ def _tied(outer: Fields, text: Fields) -> bool:
     if len(values) > 1:
         text.refuse("tie_word_embeddings", "contradicts the tie_word_embeddings of the whole model")
     return values != {False}
-
-
-def _optional_number(fields: Fields, name: str) -> float | None:
-    return None if fields.get(name) is None else fields.number(name)
 
 
 def _require(fields: Fields, name: str, expected: object) -> None:

@@ -38,9 +38,9 @@ class Gemma4Family:
         progress: Progress | None = None,
     ) -> LoadedModel:
         config = _understood(description)
-        from darkbloom_gemma4._weights import open_text
+        from darkbloom_gemma4._weights import open_tensors
 
-        tensors = open_text(path, config)
+        tensors = open_tensors(path, config)
         stop_ids = _stop_ids(path)
         from darkbloom_gemma4._model import LoadedGemma4
 

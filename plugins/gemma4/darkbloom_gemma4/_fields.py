@@ -43,6 +43,10 @@ class Fields:
             self.refuse(name, f"must be a number above 0, not {value!r}")
         return float(value)
 
+    def optional_number(self, name: str) -> float | None:
+        """A number above 0, or None if it is missing or null."""
+        return None if self.get(name) is None else self.number(name)
+
     def boolean(self, name: str, default: bool) -> bool:
         value = self._present(name, default)
         if not isinstance(value, bool):

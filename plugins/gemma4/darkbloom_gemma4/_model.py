@@ -25,6 +25,8 @@ from darkbloom_core.contracts import Batch, Inputs, LayerCache, MediaEmbeddings,
 from darkbloom_gemma4._config import ExpertsConfig, Gemma4Config, LayerConfig
 from darkbloom_gemma4._quantization import Scheme
 from darkbloom_gemma4._rope import periods, rotate
+from darkbloom_gemma4._vision import Vision
+from darkbloom_gemma4._vision_weights import PROJECTION, TOWER
 
 
 def _linear(columns: int, rows: int) -> Linear:
@@ -216,7 +218,7 @@ class TextModel(Module):
 
 
 class LoadedGemma4:
-    """A ``LoadedModel``. See the contract for each method."""
+    """A ``LoadedModel``. See the contract for each method. ``tower`` is not offered to the core yet."""
 
     vision = None
 
@@ -233,11 +235,13 @@ class LoadedGemma4:
         self.stop_ids = stop_ids
         self.weight_bytes = sum(array.nbytes for array in arrays.values())
         self._config = config
+        self.tower: Vision | None = None
+        seen = {name: arrays.pop(name) for name in list(arrays) if name.startswith((TOWER, PROJECTION))}
+        if seen and config.vision is not None:
+            self.tower = Vision(config.vision, config.hidden_size)
+            _fill(self.tower, seen, schemes)
         self._model = TextModel(config)
-        quantize(self._model, class_predicate=lambda name, _: _as_arguments(schemes.get(name)))
-        self._model.load_weights(list(arrays.items()), strict=True)
-        arrays.clear()
-        self._model.freeze()
+        _fill(self._model, arrays, schemes)
 
     def embed(self, ids: mx.array, media: MediaEmbeddings | None = None) -> Inputs:
         model, config = self._model, self._config
@@ -266,6 +270,14 @@ class LoadedGemma4:
         from darkbloom_gemma4._peer import mlx_lm_model
 
         return mlx_lm_model(self._model, self._config)
+
+
+def _fill(module: Module, arrays: dict[str, mx.array], schemes: dict[str, Scheme]) -> None:
+    """Give ``module`` its parameters, all of them and no other; ``arrays`` is emptied."""
+    quantize(module, class_predicate=lambda name, _: _as_arguments(schemes.get(name)))
+    module.load_weights(list(arrays.items()), strict=True)
+    arrays.clear()
+    module.freeze()
 
 
 def _as_arguments(scheme: Scheme | None) -> bool | dict[str, Any]:

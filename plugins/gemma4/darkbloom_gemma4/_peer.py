@@ -13,7 +13,8 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.models.gemma4_text import Model, ModelArgs
 
-from darkbloom_gemma4._config import Gemma4Config, LayerConfig, Rotary
+from darkbloom_gemma4._config import Gemma4Config, LayerConfig
+from darkbloom_gemma4._rotary import Rotary
 
 
 def mlx_lm_model(ours: Module, config: Gemma4Config) -> Model:

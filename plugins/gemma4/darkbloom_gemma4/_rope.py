@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from darkbloom_gemma4._config import Rotary
+from darkbloom_gemma4._rotary import Rotary
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -1,8 +1,8 @@
 """From the tensors of any layout to one naming: that of MLX conversions, without a prefix.
 
-Everything is checked from the files' headers before a byte of data is read; what is not
-part of the text model (the towers, the K and V projections of layers that borrow) is left
-unread knowingly, and anything else unexpected is an error that names it.
+Everything is checked from the files' headers before a byte of data is read; what is never
+used (the audio tower, the K and V projections of layers that borrow) is left unread
+knowingly, and anything else unexpected is an error that names it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from darkbloom_core.contracts import Progress
 from darkbloom_core.errors import CheckpointError
 from darkbloom_gemma4._config import Gemma4Config, LayerConfig
 from darkbloom_gemma4._quantization import TEXT_PREFIXES, Scheme
+from darkbloom_gemma4._vision_weights import vision_matrices, vision_vectors
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-_TOWERS = re.compile(
-    r"(model\.)?(vision_tower|embed_vision|vision_embedder|audio_tower|embed_audio|multi_modal_projector)\."
+_TOWER = re.compile(
+    r"(model\.)?((vision_tower|embed_vision)|vision_embedder|audio_tower|embed_audio|multi_modal_projector)\."
 )
 _HEAD = "lm_head"
 _FLOATS = {"F32", "F16", "BF16"}
@@ -112,8 +113,8 @@ def vectors(config: Gemma4Config) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class TextTensors:
-    """The text model's tensors, checked. ``schemes`` has the modules that are quantised."""
+class Tensors:
+    """A checkpoint's tensors, checked. ``names`` has ours of each that is read; ``schemes`` the modules that are quantised."""
 
     weights: Weights
     config: Gemma4Config
@@ -149,26 +150,29 @@ class TextTensors:
         return loaded
 
 
-def open_text(path: Path, config: Gemma4Config) -> TextTensors:
-    """Open the checkpoint folder ``path`` and check names, shapes and dtypes of the text model's tensors.
+def open_tensors(path: Path, config: Gemma4Config) -> Tensors:
+    """Open the checkpoint folder ``path`` and check names, shapes and dtypes of the tensors.
 
-    Raises ``CheckpointError`` naming up to ten tensors at fault.
+    The vision tower is expected if any of its tensors is there: conversions for text alone
+    leave it out. Raises ``CheckpointError`` naming up to ten tensors at fault.
     """
     weights = Weights(path)
     prefix = next(
         (each for each in TEXT_PREFIXES if f"{each}norm.weight" in weights.tensors), _usual_prefix(weights)
     )
-    borrowers = {index for index, layer in enumerate(config.layers) if layer.source is not None}
-    names = {}
-    for name in weights.tensors:
-        target = _target(name, prefix)
-        if _TOWERS.match(name) is None and not _never_used(target, borrowers):
-            names[name] = target
+    names = _names(weights, config, prefix)
     source_of = {target: name for name, target in names.items()}
-    expected: dict[str, tuple[int, ...]] = dict(vectors(config))
+    shapes, expected = dict(matrices(config)), dict(vectors(config))
+    sees = config.vision is not None and any(map(_of_vision, weights.tensors))
+    if config.vision is not None and sees:
+        shapes |= {
+            module: Matrix(shape)
+            for module, shape in vision_matrices(config.vision, config.hidden_size).items()
+        }
+        expected |= vision_vectors(config.vision)
     schemes: dict[str, Scheme] = {}
     quantized_tensors: set[str] = set()
-    for module, matrix in matrices(config).items():
+    for module, matrix in shapes.items():
         scheme = config.quantization.of(module) if config.quantization is not None else None
         if scheme is not None and f"{module}.scales" in source_of:
             schemes[module] = scheme
@@ -179,7 +183,7 @@ def open_text(path: Path, config: Gemma4Config) -> TextTensors:
             expected[f"{module}.weight"] = matrix.shape
     _expect_fused_experts(config, expected, source_of)
     check_tensors(
-        {source_of.get(target, prefix + target): shape for target, shape in expected.items()},
+        {source_of.get(target, _probable_name(target, prefix)): shape for target, shape in expected.items()},
         {name: weights.tensors[name].shape for name in names},
         path,
     )
@@ -190,11 +194,38 @@ def open_text(path: Path, config: Gemma4Config) -> TextTensors:
                 f"{found.file}: tensor {name} has dtype {found.dtype}, which is not a floating-point one"
             )
     _check_promise(config, schemes, weights)
-    return TextTensors(weights, config, names, schemes)
+    return Tensors(weights, config, names, schemes)
+
+
+def _names(weights: Weights, config: Gemma4Config, prefix: str) -> dict[str, str]:
+    """Our name of each tensor that is read."""
+    borrowers = {index for index, layer in enumerate(config.layers) if layer.source is not None}
+    names = {}
+    for name in weights.tensors:
+        if _TOWER.match(name) is not None:
+            if config.vision is not None and _of_vision(name):
+                names[name] = name.removeprefix("model.")
+            continue
+        target = _target(name, prefix)
+        if not _never_used(target, borrowers):
+            names[name] = target
+    return names
+
+
+def _of_vision(name: str) -> bool:
+    match = _TOWER.match(name)
+    return match is not None and match[3] is not None
 
 
 def _usual_prefix(weights: Weights) -> str:
-    return TEXT_PREFIXES[0] if any(_TOWERS.match(name) for name in weights.tensors) else TEXT_PREFIXES[-1]
+    return TEXT_PREFIXES[0] if any(map(_TOWER.match, weights.tensors)) else TEXT_PREFIXES[-1]
+
+
+def _probable_name(target: str, prefix: str) -> str:
+    """How a checkpoint of this layout would name a tensor that it lacks."""
+    if _TOWER.match(target) is None:
+        return prefix + target
+    return f"model.{target}" if prefix == TEXT_PREFIXES[0] else target
 
 
 def _target(name: str, prefix: str) -> str:

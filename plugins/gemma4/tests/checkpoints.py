@@ -17,6 +17,8 @@ VOCABULARY = 120
 PROMPT_LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 5 * WINDOW)
 LAYOUTS = ("publisher", "transformers", "transformers-text", "mlx", "mlx-text", "older-names")
 MODELS = ("moe", "dense", "edge")
+PICTURES = {"moe": ((6, 6), (3, 9)), "edge": ((9, 3), (3, 3)), "demo": ((12, 9), (6, 6))}
+"""For each checkpoint whose tower is tested, (columns, rows) of patches of some pictures."""
 CONTROL_TOKENS = (
     *(
         "<pad>",
@@ -123,9 +125,24 @@ _VISION: dict[str, Any] = {
     "pooling_kernel_size": 3,
     "position_embedding_size": 16,
     "rope_parameters": {"rope_theta": 100.0, "rope_type": "axial"},
-    "standardize": True,
-    "use_clipped_linears": False,
 }
+
+
+def vision_config(model: str) -> dict[str, Any]:
+    """The small models clip inside the tower, the others standardise what comes out of it."""
+    return {**_VISION, "standardize": model != "edge", "use_clipped_linears": model == "edge"}
+
+
+def pictures(sizes: tuple[tuple[int, int], ...], seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Random pictures of (columns, rows) patches: patches ``[N, P, 768]`` and positions ``[N, P, 2]``, padded with -1."""
+    random, most = np.random.RandomState(seed), max(columns * rows for columns, rows in sizes)
+    patches = random.random_sample((len(sizes), most, 768)).astype(np.float32)
+    positions = np.full((len(sizes), most, 2), -1, np.int32)
+    for number, (columns, rows) in enumerate(sizes):
+        grid = [(column, row) for row in range(rows) for column in range(columns)]
+        positions[number, : len(grid)] = grid
+        patches[number, len(grid) :] = 0
+    return patches, positions
 
 
 def prompts() -> list[list[int]]:
@@ -190,7 +207,7 @@ def config(model: str, layout: str) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "transformers_version": "5.5.0",
         "video_token_id": 10,
-        "vision_config": _VISION,
+        "vision_config": vision_config(model),
         "vision_soft_tokens_per_image": 70,
     }
 
@@ -271,27 +288,38 @@ def weights(model: str) -> dict[str, np.ndarray]:
     return found
 
 
-def vision_weights() -> dict[str, np.ndarray]:
-    """The tensors of a one-layer vision tower and its projection, with the names of ``transformers``."""
-    random = np.random.RandomState(5)
-    size, mlp, head_dim = _VISION["hidden_size"], _VISION["intermediate_size"], _VISION["head_dim"]
+def vision_weights(model: str) -> dict[str, np.ndarray]:
+    """The tensors of a small vision tower and its projection, with the names of ``transformers``."""
+    random, settings = np.random.RandomState(5), vision_config(model)
+    size, mlp, head_dim = settings["hidden_size"], settings["intermediate_size"], settings["head_dim"]
 
     def matrix(*shape: int) -> np.ndarray:
-        return (random.standard_normal(shape) * 0.1).astype(np.float32)
+        return (random.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
 
+    def scale(count: int) -> np.ndarray:
+        return (1 + 0.3 * random.standard_normal(count)).astype(np.float32)
+
+    linears = {f"self_attn.{name}_proj": matrix(size, size) for name in "qkvo"}
+    linears |= {"mlp.gate_proj": matrix(mlp, size), "mlp.up_proj": matrix(mlp, size)}
+    linears |= {"mlp.down_proj": matrix(size, mlp)}
+    layer = {f"{name}.linear.weight": array for name, array in linears.items()}
+    if settings["use_clipped_linears"]:
+        bounds = {"input_min": -0.9, "input_max": 1.1, "output_min": -0.7, "output_max": 0.8}
+        layer |= {
+            f"{name}.{bound}": np.array(value, np.float32)
+            for name in linears
+            for bound, value in bounds.items()
+        }
+    layer |= {f"self_attn.{name}_norm.weight": scale(head_dim) * np.float32(0.6) for name in "qk"}
+    for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        layer[f"{norm}_layernorm.weight"] = scale(size)
     tower = {
         "patch_embedder.input_proj.weight": matrix(size, 768),
-        "patch_embedder.position_embedding_table": matrix(2, _VISION["position_embedding_size"], size),
-        "std_bias": matrix(size),
-        "std_scale": 1 + matrix(size),
-        **{f"encoder.layers.0.self_attn.{name}_proj.linear.weight": matrix(size, size) for name in "qkvo"},
-        **{f"encoder.layers.0.self_attn.{name}_norm.weight": 1 + matrix(head_dim) for name in "qk"},
-        "encoder.layers.0.mlp.gate_proj.linear.weight": matrix(mlp, size),
-        "encoder.layers.0.mlp.up_proj.linear.weight": matrix(mlp, size),
-        "encoder.layers.0.mlp.down_proj.linear.weight": matrix(size, mlp),
+        "patch_embedder.position_embedding_table": matrix(2, settings["position_embedding_size"], size),
+        **{f"encoder.layers.0.{name}": array for name, array in layer.items()},
     }
-    for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-        tower[f"encoder.layers.0.{norm}_layernorm.weight"] = 1 + matrix(size)
+    if settings["standardize"]:
+        tower |= {"std_bias": matrix(size), "std_scale": scale(size)}
     return {
         **{f"vision_tower.{name}": array for name, array in tower.items()},
         "embed_vision.embedding_projection.weight": matrix(_COMMON["hidden_size"], size),
@@ -311,7 +339,7 @@ def named_weights(model: str, layout: str) -> dict[str, np.ndarray]:
         prefix, tower_prefix = "model.language_model.", "model."
     return {
         **{f"{prefix}{name}": array for name, array in text.items()},
-        **{f"{tower_prefix}{name}": array for name, array in vision_weights().items()},
+        **{f"{tower_prefix}{name}": array for name, array in vision_weights(model).items()},
     }
 
 

@@ -134,7 +134,7 @@ def test_eight_bits_stay_near_the_reference(tmp_path, checkpoints, load_anew, ru
 def test_the_demo_checkpoint_in_four_bits_and_bfloat16_still_answers(
     tmp_path, demo_folder, demo_prompts, family, load_anew, ask
 ):
-    """The first of each task. (All of ``prompts.json`` is answered the same in 4 and in 8 bits.)"""
+    """Three of its prompts. (All of ``prompts.json`` is answered the same in 4 and in 8 bits.)"""
     folder = tmp_path / "quantized"
     shutil.copytree(demo_folder, folder)
     tensors = {}
@@ -156,7 +156,7 @@ def test_the_demo_checkpoint_in_four_bits_and_bfloat16_still_answers(
     assert loaded.description.kv_dtypes == {"bfloat16"}
     codec = family.codec(folder, loaded.description)
     first_of_task = {request["task"]: (request, expected) for request, expected in reversed(demo_prompts)}
-    for task in ("capital", "addition", "json", "thinking", "tool"):
+    for task in ("capital", "addition", "tool"):
         request, expected = first_of_task[task]
         assert ask(loaded, codec, request) == expected, request["messages"]
 
@@ -188,13 +188,16 @@ def test_untied_heads_load(copy_of, load_anew, run, golden, checkpoints):
 
 
 @pytest.mark.parametrize("layout", ["publisher", "transformers-text", "mlx"])
-def test_text_weights_load_and_nothing_else_is_read(layout, random_checkpoint, load, checkpoints):
-    text = checkpoints.weights("edge")
+def test_what_is_never_used_is_not_read(layout, random_checkpoint, load, checkpoints):
+    """Layers that borrow need no K and V of their own, but the publisher's files and those of transformers have them."""
+    tensors = checkpoints.weights("edge")
     borrowed = [
         f"layers.{index}.self_attn.{name}.weight" for index in (4, 5, 6) for name in ("k_proj", "v_proj")
     ]
     borrowed += [f"layers.{index}.self_attn.k_norm.weight" for index in (4, 5, 6)]
-    expected = sum(array.nbytes for name, array in text.items() if name not in borrowed)
+    expected = sum(array.nbytes for name, array in tensors.items() if name not in borrowed)
+    if not layout.endswith("text"):
+        expected += sum(array.nbytes for array in checkpoints.vision_weights("edge").values())
     assert load(random_checkpoint("edge", layout)).weight_bytes == expected
 
 
