@@ -169,6 +169,13 @@ def test_values_that_are_not_finite_are_named_with_file_and_tensor(tmp_path, bad
     assert "tensor scales" in message
 
 
+def test_a_single_value_without_axes_may_be_infinite_but_must_be_a_number(tmp_path):
+    save(tmp_path / "model.safetensors", bound=float("inf"))
+    assert Weights(tmp_path).load()["bound"].item() == float("inf")
+    save(tmp_path / "model.safetensors", bound=float("nan"))
+    assert "tensor bound" in fault(tmp_path, lambda folder: Weights(folder).load())
+
+
 def test_up_to_ten_wrong_tensors_are_named_in_one_error(tmp_path):
     expected = {"kept": (2, 3), "gone": (1,), "bent": (4, 4)}
     found = {"kept": (2, 3), "bent": (4, 5), "extra": (1,)}

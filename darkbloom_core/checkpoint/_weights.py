@@ -78,7 +78,8 @@ class Weights:
     ) -> dict[str, mx.array]:
         """Read the wanted tensors one by one into arrays that are evaluated and free of NaN and infinity.
 
-        To keep the peak low while converting, pop what you convert out of the dict.
+        A tensor without axes is a bound and may be infinite. To keep the peak low while
+        converting, pop what you convert out of the dict.
         ``progress`` is told bytes of the wanted tensors. Raises ``CheckpointError`` naming
         file and tensor if a value is not finite.
         """
@@ -93,12 +94,19 @@ class Weights:
             for name in [name for name, info in wanted.items() if info.file == file]:
                 arrays[name] = array = lazy.pop(name)
                 mx.eval(array)
-                if mx.issubdtype(array.dtype, mx.floating) and not mx.isfinite(array).all().item():
+                if mx.issubdtype(array.dtype, mx.floating) and not _holds_numbers(array):
                     raise CheckpointError(f"{file}: tensor {name} has values that are not finite numbers")
                 bytes_done += wanted[name].disk_bytes
                 if progress is not None:
                     progress(bytes_done, bytes_in_all)
         return arrays
+
+
+def _holds_numbers(array: mx.array) -> bool:
+    import mlx.core as mx
+
+    good = mx.isfinite(array) if array.ndim else mx.logical_not(mx.isnan(array))
+    return bool(good.all().item())
 
 
 def check_tensors(
