@@ -179,11 +179,14 @@ class Serving:
         return answer.choices[0].message.content
 
     def stop(self, how=signal.SIGINT):
-        """Send the signal and give the exit code."""
+        """Send the signal and give the exit code; a process that goes on shows where its threads are."""
         self.process.send_signal(how)
-        code = self.process.wait(30)
-        self.process.stdout.close()
-        return code
+        try:
+            return self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(10)
+            pytest.fail(f"the server did not end: {self.errors.read_text()}")
 
     def end(self):
         """Kill it if it still runs."""
@@ -199,7 +202,7 @@ def serve(process_environment, tmp_path):
 
     def start(*arguments, python=sys.executable):
         code = "from darkbloom_core.cli import main; main()"
-        command = [str(python), "-c", code, "serve", "--port", "0", *arguments]
+        command = [str(python), "-X", "faulthandler", "-c", code, "serve", "--port", "0", *arguments]
         running.append(Serving(command, process_environment, tmp_path))
         return running[-1]
 
@@ -216,7 +219,7 @@ class LiveServer:
         from toy_server import RecordingSink
 
         from darkbloom_core.plugins import load_plugins
-        from darkbloom_core.server import BackgroundServer, create_app
+        from darkbloom_core.server import BackgroundServer, create_app, generation_service
         from darkbloom_core.settings import Settings
         from darkbloom_core.slots import SlotManager
         from darkbloom_core.telemetry import SinkEmitter
@@ -226,8 +229,9 @@ class LiveServer:
         self._slots = SlotManager(settings, plugins.family_for, self._emitter)
         for name, path in plugins.checkpoints().items():
             self._slots.load(name, path)
-        self._server = BackgroundServer(create_app(self._slots, settings, self._emitter, (), plugins.report))
-        self.wait_until_idle = AtRest(self._slots).wait
+        app = create_app(self._slots, settings, self._emitter, (), plugins.report)
+        self._server = BackgroundServer(app)
+        self.wait_until_idle = AtRest(generation_service(app)).wait
         self.url = self._server.url
 
     def __enter__(self):

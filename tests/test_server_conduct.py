@@ -25,10 +25,14 @@ def post(server, **fields):
     return httpx.post(f"{server.url}/v1/chat/completions", json=body(**fields), timeout=30)
 
 
-def open_request(server, request: dict) -> socket.socket:
+def open_request(server, request: dict, receive_bytes=None) -> socket.socket:
     """A connection over which ``request`` was sent and nothing was read."""
     data = json.dumps(request).encode()
-    connection = socket.create_connection(("127.0.0.1", server.background.port), timeout=10)
+    connection = socket.socket()
+    connection.settimeout(10)
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.connect(("127.0.0.1", server.background.port))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     return connection
@@ -108,13 +112,14 @@ def test_all_choices_end_with_their_client(server) -> None:
 
 
 def test_a_client_that_does_not_read_holds_nobody_else_up(server) -> None:
-    connection = open_request(
-        server, body("toy/plain", stream=True, max_tokens=4000, logprobs=True, top_logprobs=20)
-    )
-    answer = post(server, model="toy/plain", max_tokens=50)
-    assert answer.json()["usage"]["completion_tokens"] == 50
-    connection.close()
+    """It takes so little that its row pauses; others go on, and once it leaves the row is free."""
+    request = body("toy/plain", stream=True, max_tokens=4000, n=2, logit_bias={"33": 100})
+    with open_request(server, request, receive_bytes=4096):
+        answer = post(server, model="toy/plain", max_tokens=20)
+        assert answer.json()["usage"]["completion_tokens"] == 20
     server.wait_until_idle(2)
+    account = server.sink.take(RequestFinished)[-1]
+    assert (account.status, account.choices) == (499, 2)
 
 
 # --- telemetry --------------------------------------------------------------------------
@@ -187,7 +192,7 @@ def tiny(tmp_path_factory):
     """Two rows, one waiting place, and KV memory for about 300 tokens."""
     folder = tmp_path_factory.mktemp("tiny")
     tables = {"engine": {"max_rows": 2, "waiting_limit": 1}, "memory": {"kv_bytes": 80_000}}
-    with ToyServer(folder, {"toy": {"layer_seconds": 0.005}}, **tables).running() as server:
+    with ToyServer(folder, {"toy": {"seconds": 0.005}}, **tables).running() as server:
         yield server
 
 
@@ -235,10 +240,27 @@ def test_health_tells_which_slots_serve(server) -> None:
     assert answer.json()["slots"][0] == {
         "model": "toy/broken",
         "state": "serving",
+        "healthy": True,
         "running": 0,
         "waiting": 0,
     }
     assert answer.json()["failed_plugins"] == answer.json()["failed_sinks"] == []
+
+
+def test_a_server_whose_only_engine_hangs_in_a_step_is_not_ready_until_it_returns(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("darkbloom_core.engine._liveness.STEP_SECONDS", 0.03)
+    with (
+        ToyServer(tmp_path, {"toy": {"seconds": 0.1}}).running() as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        assert client.get("/health/ready").status_code == 200
+        with open_request(server, body("toy", max_tokens=1)):
+            wait_for(lambda: client.get("/health/ready").status_code == 503)
+            assert client.get("/health/ready").json()["slots"][0]["healthy"] is False
+            assert client.get("/health/live").status_code == 200
+        wait_for(lambda: client.get("/health/ready").status_code == 200)
 
 
 class RaisingSink:
@@ -283,7 +305,7 @@ def test_a_server_without_a_model_is_live_but_not_ready(tmp_path) -> None:
 
 @pytest.fixture
 def own_server(tmp_path):
-    with ToyServer(tmp_path, {"toy": {"layer_seconds": 0.01}}).running() as server:
+    with ToyServer(tmp_path, {"toy": {"seconds": 0.02}}).running() as server:
         yield server
 
 

@@ -21,6 +21,7 @@ TABLE = {
     "ModelNotReady": (503, "service_unavailable_error", "model_not_ready"),
     "Draining": (503, "service_unavailable_error", "draining"),
     "GenerationFailed": (500, "server_error", "generation_failed"),
+    "DeadlineExceeded": (504, "server_error", "deadline_exceeded"),
 }
 
 

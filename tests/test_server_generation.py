@@ -23,8 +23,8 @@ CHAT = Chat(messages=(Message(role="user", content=(TextPart("HELLO"),)),))
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     models = {
-        "slow": {"layer_seconds": 0.01},
-        "broken": {"layer_seconds": 0.01, "fail_on": 33},
+        "slow": {"seconds": 0.01},
+        "broken": {"seconds": 0.01, "breaks_on": 33},
         "calls": {"stop_ids": [1]},
     }
     server = ToyServer(tmp_path_factory.mktemp("generation"), models)

@@ -13,13 +13,8 @@ MODELS = ["demo/gpt-oss", "demo/gemma4"]
 
 QUESTIONS = {
     "What is the capital of France?": "The capital of France is Paris.",
-    "What is the capital of Japan?": "The capital of Japan is Tokyo.",
-    "What is the capital of Norway?": "The capital of Norway is Oslo.",
-    "What is the capital of Egypt?": "The capital of Egypt is Cairo.",
     "What is 12 + 30?": "12 + 30 = 42",
-    "What is 8 + 5?": "8 + 5 = 13",
     "Say this: tiger piano winter": "tiger piano winter",
-    "Count from 3 to 9.": "3, 4, 5, 6, 7, 8, 9.",
 }
 
 WEATHER = {
@@ -60,7 +55,7 @@ def test_the_client_finds_both_models(client) -> None:
     assert all(client.models.retrieve(model).id == model for model in MODELS)
 
 
-@pytest.mark.parametrize("question", [*QUESTIONS][::3])
+@pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_are_right_streamed_and_whole(client, model, question) -> None:
     whole = client.chat.completions.create(**asked(model, question))
@@ -109,14 +104,16 @@ def test_earlier_turns_are_remembered(client, model) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_eight_at_once_run_in_one_batch_and_each_equals_its_answer_alone(live_server, client, model) -> None:
-    alone = [client.chat.completions.create(**asked(model, question)).choices[0] for question in QUESTIONS]
+    """The answers are long enough for the first to be still under way when the last begins."""
+    requests = [asked(model, f"Count from {first} to {first + 30}.", max_tokens=70) for first in range(1, 9)]
+    alone = [client.chat.completions.create(**request).choices[0] for request in requests]
     assert live_server.status(model).running == 0
 
     async def all_at_once():
         url = f"{live_server.url}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as asynchronous:
             return await asyncio.gather(
-                *(asynchronous.chat.completions.create(**asked(model, question)) for question in QUESTIONS)
+                *(asynchronous.chat.completions.create(**request) for request in requests)
             )
 
     together = [answer.choices[0] for answer in asyncio.run(all_at_once())]

@@ -1,5 +1,6 @@
 """The server as a process: its address, and how signals end it."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 from toy_server import ToyServer
 from darkbloom_core.server import serve
-server = ToyServer(Path(sys.argv[1]), {"toy": {"layer_seconds": 0.01}})
+server = ToyServer(Path(sys.argv[1]), {"toy": {"seconds": 0.02}})
 serve(server.app, "127.0.0.1", 0, drain_seconds=float(sys.argv[2]), when_ready=lambda url: print(url, flush=True))
 server.slots.close()
 print("ended well", flush=True)
@@ -37,7 +38,7 @@ class Process:
             [sys.executable, "-c", PROGRAM, str(folder), str(drain_seconds)],
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": str(Path(__file__).parent / "support"), "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": str(Path(__file__).parent / "support"), "PATH": os.environ["PATH"]},
             cwd=folder,
         )
         self.url = self.popen.stdout.readline().strip()

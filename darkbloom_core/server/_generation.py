@@ -187,6 +187,11 @@ class GenerationService:
         self._idle.set()
         self.draining = False
 
+    @property
+    def running(self) -> int:
+        """How many accepted requests are not accounted for yet."""
+        return len(self._live)
+
     def drain(self) -> None:
         """Take nothing new from now on."""
         self.draining = True
@@ -232,13 +237,13 @@ class GenerationService:
             raise
         finally:
             await generation.close()
-            self._live.discard(generation)
-            if not self._live:
-                self._idle.set()
             error = generation.error or error
             if isinstance(error, asyncio.CancelledError):
                 error = _draining()
             self._emitter.emit(generation.finished(request, context, error))
+            self._live.discard(generation)
+            if not self._live:
+                self._idle.set()
 
     async def _prepare(self, request: AnswerRequest) -> tuple[Slot, Prompt]:
         if self.draining:

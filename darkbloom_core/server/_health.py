@@ -40,13 +40,16 @@ def health_routes(
 def readiness(
     service: GenerationService, plugins: Sequence[PluginReport], sink_failures: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Ready means that at least one slot serves. Plugins and sinks appear only if they failed."""
-    slots = service.slots.slots()
-    serving = any(slot.state == "serving" for slot in slots)
+    """Ready means that at least one slot serves and its engine makes progress.
+
+    Plugins and sinks appear only if they failed.
+    """
+    slots = [_slot_body(slot) for slot in service.slots.slots()]
+    serving = any(slot["state"] == "serving" and slot["healthy"] for slot in slots)
     status = "draining" if service.draining else "ready" if serving else "not ready"
     return {
         "status": status,
-        "slots": [_slot_body(slot) for slot in slots],
+        "slots": slots,
         "failed_plugins": [
             {
                 "name": report.name,
@@ -62,8 +65,11 @@ def readiness(
 
 
 def _slot_body(slot: Slot) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": slot.name, "state": slot.state}
-    if slot.state == "serving":
-        status = slot.engine.status()
-        body |= {"running": status.running, "waiting": status.waiting}
-    return body
+    status = slot.engine.status()
+    return {
+        "model": slot.name,
+        "state": slot.state,
+        "healthy": status.healthy,
+        "running": status.running,
+        "waiting": status.waiting,
+    }

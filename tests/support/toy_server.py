@@ -1,7 +1,8 @@
 """A family of toy models that can be served, and a server on a free port with every part real but the weights.
 
-A model's config says how it behaves: how long its context is, how long a layer takes,
-which token breaks a step. Its output is noise, but noise in a format: some tokens are
+A model's config says how it behaves: how long its context is (``context_tokens``), how
+long a layer of a prefill slice and a token of an output take (``seconds``), which token
+cannot be turned into text (``breaks_on``). Its output is noise, but noise in a format: some tokens are
 control tokens that begin and end reasoning and tool calls.
 """
 
@@ -17,7 +18,7 @@ from toy_family import ToyCodec, ToyModel, describe, full, window
 
 from darkbloom_core.contracts import ContentDelta, Malformed, Prompt, ReasoningDelta, ToolCallDelta
 from darkbloom_core.errors import InvalidRequest
-from darkbloom_core.server import BackgroundServer, create_app
+from darkbloom_core.server import BackgroundServer, create_app, generation_service
 from darkbloom_core.settings import Settings
 from darkbloom_core.slots import SlotManager
 from darkbloom_core.telemetry import SinkEmitter
@@ -55,10 +56,17 @@ class ToyParser:
 
 
 class ToyChatCodec(ToyCodec):
-    """Upper case only; one ``|`` never appears, so no text is refused."""
+    """Upper case only; what has no token becomes one that is near, so no text is refused."""
 
-    def __init__(self):
+    def __init__(self, seconds=0.0, breaks_on=None):
         super().__init__(control_ids=frozenset({THINK, CALL, BROKEN}))
+        self.seconds, self.breaks_on = seconds, breaks_on
+
+    def token_bytes(self, token):
+        time.sleep(self.seconds)
+        if token == self.breaks_on:
+            raise RuntimeError("this token breaks")
+        return super().token_bytes(token)
 
     def encode_text(self, text):
         return tuple(min(max(ord(character) - 32, 0), THINK - 1) for character in text.upper())
@@ -73,12 +81,11 @@ class ToyChatCodec(ToyCodec):
 
 
 class SlowModel(ToyModel):
-    """Takes ``layer_seconds`` for every layer that is run."""
-
-    layer_seconds = 0.0
+    seconds = 0.0
 
     def run_layers(self, inputs, batch, first, last):
-        time.sleep(self.layer_seconds * (last - first))
+        if inputs[0].shape[1] > 1:
+            time.sleep(self.seconds * (last - first))
         return super().run_layers(inputs, batch, first, last)
 
 
@@ -89,7 +96,8 @@ class ToyFamily:
         return describe(LAYERS, config.get("context_tokens", 4096))
 
     def codec(self, path, description):
-        return ToyChatCodec()
+        config = json.loads((path / "config.json").read_text())
+        return ToyChatCodec(config.get("seconds", 0.0), config.get("breaks_on"))
 
     def load(self, path, description, placement, progress=None):
         config = json.loads((path / "config.json").read_text())
@@ -97,10 +105,9 @@ class ToyFamily:
             LAYERS,
             seed=config.get("weights", 0),
             context_tokens=description.context_tokens,
-            fail_on=config.get("fail_on"),
             stop_ids=frozenset(config.get("stop_ids", [])),
         )
-        model.layer_seconds = config.get("layer_seconds", 0.0)
+        model.seconds = config.get("seconds", 0.0)
         return model
 
 
@@ -146,7 +153,7 @@ class ToyServer:
             path.mkdir(parents=True)
             (path / "config.json").write_text(json.dumps({"model_type": "toy", **config}))
             self.slots.load(name, path)
-        self.wait_until_idle = AtRest(self.slots).wait
+        self.wait_until_idle = AtRest(generation_service(self.app)).wait
 
     def engine(self, name):
         return self.slots.get(name).engine
