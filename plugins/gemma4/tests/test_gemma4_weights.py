@@ -224,6 +224,12 @@ def test_loading_peaks_little_above_the_weights(demo_folder, load_anew):
     assert mx.get_peak_memory() - before <= 1.15 * loaded.weight_bytes
 
 
+def test_memory_is_what_the_description_promised(demo_folder, load):
+    loaded = load(demo_folder)
+    on_disk = sum(array.nbytes for array in mx.load(str(demo_folder / "model.safetensors")).values())
+    assert loaded.weight_bytes == loaded.description.memory_per_disk_byte * on_disk
+
+
 def test_missing_unexpected_and_wrong_tensors_are_named_in_one_error(copy_of, load_anew):
     folder = copy_of("moe")
     place = "model.language_model.layers.1."
