@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from darkbloom_bench._measure import Cell
     from darkbloom_bench._subject import Subject
     from darkbloom_core.contracts import Device
-    from darkbloom_core.engine import EngineOptions
     from darkbloom_core.settings import Settings
 
 PEERS = ("mlx-lm",)
@@ -63,6 +62,18 @@ def _engine(
     chunk_tokens: Annotated[
         int | None, typer.Option("--chunk-tokens", min=16, help="Instead of the settings' own.")
     ] = None,
+    compiled: Annotated[
+        bool | None, typer.Option("--compiled/--not-compiled", help="Instead of the engine's own choice.")
+    ] = None,
+    chained: Annotated[
+        bool | None, typer.Option("--chained/--not-chained", help="Instead of the engine's own choice.")
+    ] = None,
+    packed: Annotated[
+        bool | None, typer.Option("--packed/--not-packed", help="Instead of the engine's own choice.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="One fixed batch shape for every decode step.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write a list of cells to this file.", dir_okay=False)
     ] = None,
@@ -80,6 +91,7 @@ def _engine(
     from darkbloom_bench._report import as_json, show
     from darkbloom_bench._subject import longest, opened
     from darkbloom_bench._workloads import Sizes, workload
+    from darkbloom_core.engine import EngineOptions
     from darkbloom_core.settings import load_settings
     from darkbloom_core.slots import current_device
 
@@ -89,8 +101,16 @@ def _engine(
     sizes = Sizes(vocab_size=subject.description.vocab_size, new_tokens=new_tokens)
     chosen = [workload(name.strip(), sizes) for name in workloads.split(",")]
     tokens = longest([each.longest_tokens for each in chosen], subject.description)
-    options = _options(
-        settings, max(FEWEST_ENGINE_ROWS, *(each.rows for each in chosen)), slice_milliseconds, chunk_tokens
+    options = EngineOptions(
+        max_rows=max(FEWEST_ENGINE_ROWS, *(each.rows for each in chosen)),
+        waiting_limit=settings.engine.waiting_limit,
+        chunk_tokens=chunk_tokens or settings.engine.chunk_tokens,
+        slice_seconds=(slice_milliseconds or settings.engine.slice_milliseconds) / 1000,
+        event_buffer=settings.engine.event_buffer,
+        deterministic=deterministic,
+        compiled=compiled,
+        chained=chained,
+        packed=packed,
     )
     machine = this_machine(device)
     console = Console()
@@ -103,6 +123,7 @@ def _engine(
     )
     cells: list[Cell] = []
     with opened(subject, options, tokens, compare=against is not None) as (ours, peer):
+        console.print(f"chosen at warm-up: {ours.choices}", markup=False, soft_wrap=True)
         for each in chosen:
             cells += measure(each, ours, peer, repeats, _say, _settle)
             if json_file is not None:
@@ -131,21 +152,6 @@ def _subject(
     assert model is not None
     places = ModelPlaces(hub=hub_folder(os.environ), aliases=settings.models, offered=plugins.checkpoints())
     return checkpoint_subject(model, places, plugins, device)
-
-
-def _options(
-    settings: Settings, rows: int, slice_milliseconds: float | None, chunk_tokens: int | None
-) -> EngineOptions:
-    from darkbloom_core.engine import EngineOptions
-
-    own = settings.engine
-    return EngineOptions(
-        max_rows=rows,
-        waiting_limit=own.waiting_limit,
-        chunk_tokens=chunk_tokens or own.chunk_tokens,
-        slice_seconds=(slice_milliseconds or own.slice_milliseconds) / 1000,
-        event_buffer=own.event_buffer,
-    )
 
 
 def _say(text: str) -> None:

@@ -84,7 +84,7 @@ class _Pair:
 
     def repeat(self, repeat: int, *, counted: bool = True) -> None:
         job = self._workload.job(self._run, repeat)
-        if repeat % 2:
+        if repeat % 2 == 0:
             ours, peer = self._run_ours(job), self._run_peer(job)
         else:
             peer, ours = self._run_peer(job), self._run_ours(job)

@@ -63,6 +63,16 @@ class Ours:
         self._reader = threading.Thread(target=self._loop.run_forever, name="bench reader", daemon=True)
         self._reader.start()
 
+    @property
+    def choices(self) -> str:
+        """What the engine chose for this model on this device."""
+        choices = self._engine.status().choices
+        if choices is None:
+            return "nothing"
+        on = [name for name in ("compiled", "chained", "packed") if getattr(choices, name)]
+        fixed = [] if choices.fixed_size is None else [f"steps of {choices.fixed_size} rows"]
+        return ", ".join(on + fixed) or "neither compiled nor chained nor packed"
+
     def run(self, job: Job) -> Trace:
         recorder, wake = Recorder(job), threading.Event()
         streams: list[OutputStream] = []

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from darkbloom_bench._offers import ComparableModel, RandomFamily
 from darkbloom_bench._sides import Side
@@ -17,6 +17,9 @@ from darkbloom_core.engine import Engine, EngineOptions, lane_bytes, row_bytes
 from darkbloom_core.errors import CheckpointError, SettingsError, UnsupportedCheckpoint
 from darkbloom_core.plugins import Plugins
 from darkbloom_core.slots import ModelPlaces, resolve_model
+
+if TYPE_CHECKING:
+    from darkbloom_bench._ours import Ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def config_subject(path: Path, plugins: Plugins, device: Device) -> Subject:
 @contextmanager
 def opened(
     subject: Subject, options: EngineOptions, longest_tokens: int, *, compare: bool
-) -> Iterator[tuple[Side, Side | None]]:
+) -> Iterator[tuple[Ours, Side | None]]:
     """Our side, ready to serve ``options.max_rows`` rows of ``longest_tokens``; and the peer if asked for.
 
     The peer's weights are our own wherever the layouts agree.

@@ -99,7 +99,7 @@ def _burst(name: str, lengths: list[int], sizes: Sizes) -> Workload:
 
 def _churn(name: str, sizes: Sizes) -> Workload:
     """Poisson arrivals, outputs of exponential length: 85 % of what keeps the rows busy, six rows to begin with."""
-    rows, mean, longest_prompt, longest_output = 8, sizes.new_tokens / 2, 512, 4 * sizes.new_tokens
+    rows, mean, longest_prompt, longest_output = 8, sizes.new_tokens / 2, 256, 4 * sizes.new_tokens
 
     def job(source: random.Random) -> Job:
         def arrivals() -> Iterator[Arrival]:

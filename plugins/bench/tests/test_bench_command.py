@@ -9,7 +9,18 @@ from darkbloom_core.cli import main
 from darkbloom_core.contracts import Device
 from darkbloom_core.plugins import load_plugins
 
-TINY = ("--workload", "rows-2x8", "--repeats", "1", "--new-tokens", "3", "--against", "mlx-lm")
+TINY = (
+    "--chunk-tokens",
+    "16",
+    "--workload",
+    "rows-2x8",
+    "--repeats",
+    "1",
+    "--new-tokens",
+    "3",
+    "--against",
+    "mlx-lm",
+)
 FIGURES = [
     "decode",
     "end to end",

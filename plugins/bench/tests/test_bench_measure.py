@@ -58,7 +58,7 @@ def test_both_sides_get_the_same_jobs_in_changing_order_and_every_job_is_new():
     _, calls, _ = measured([1.0] * 4, [1.0] * 4)
     runs = [call for call in calls if call != "settle"]
     assert calls[::2] == ["settle"] * 8
-    assert [name for name, _ in runs] == ["peer", "ours", "ours", "peer", "peer", "ours", "ours", "peer"]
+    assert [name for name, _ in runs] == ["ours", "peer", "peer", "ours", "ours", "peer", "peer", "ours"]
     pairs = [(runs[index][1], runs[index + 1][1]) for index in range(0, 8, 2)]
     assert all(one == other for one, other in pairs)
     assert len(set(pairs)) == 4

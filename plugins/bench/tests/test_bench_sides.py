@@ -63,10 +63,10 @@ def test_nothing_goes_on_after_a_held_run(sides):
 
 def test_a_step_that_fails_fails_the_run(toy_subject):
     with (
-        opened(toy_subject(fail_on=9), OPTIONS, 100, compare=False) as (ours, _),
+        opened(toy_subject(fail_on=3), OPTIONS, 100, compare=False) as (ours, _),
         pytest.raises(GenerationFailed),
     ):
-        ours.run(Job((Arrival((1, 9, 3), 4),)))
+        ours.run(Job((Arrival((1, 2, 3), 4),)))
 
 
 def test_a_model_that_offers_no_peer_is_refused_with_the_family_named(toy_subject):
