@@ -56,6 +56,9 @@ def _write_random() -> None:
     for model in list(checkpoints.MODELS)[1:]:
         dense = checkpoints.dense_tensors("transformers")
         found[f"{model}/transformers"] = _logits(_reference(checkpoints, model, dense), ids)
+    far_ids, positions = checkpoints.far_prompt()
+    reference = _reference(checkpoints, "yarn", checkpoints.dense_tensors("transformers"))
+    found["far"] = _logits(reference, far_ids)[positions]
     for layout in ("transformers", "transformers-4.57", "publisher"):
         _check_own_reading(checkpoints, layout, found[f"yarn/{layout}"], ids)
     for name, logits in found.items():

@@ -51,18 +51,24 @@ class Rope:
     attention_factor: float
 
     def inverse_frequencies(self) -> NDArray[np.float32]:
-        """Radians per position for each pair of dimensions: ``[dimensions / 2]``."""
+        """Radians per position for each pair of dimensions: ``[dimensions / 2]``.
+
+        Rounded to float32 in the steps in which the reference rounds: a position multiplies
+        a difference in the last bit, and after thousands of them it shows in the logits.
+        """
         import numpy as np
 
-        exponents = np.arange(0, self.dimensions, 2, dtype=np.float64) / self.dimensions
-        extrapolated = self.theta**-exponents
+        single = np.float32
+        exponents = np.arange(0, self.dimensions, 2, dtype=single) / single(self.dimensions)
+        periods = (self.theta ** exponents.astype(np.float64)).astype(single)
+        extrapolated = single(1) / periods
         if self.yarn is None:
-            return extrapolated.astype(np.float32)
+            return extrapolated
         low, high = self._correction_range(self.yarn)
-        interpolated_share = np.clip((np.arange(self.dimensions // 2) - low) / (high - low), 0, 1)
-        interpolated = extrapolated / self.yarn.factor
-        mixed = interpolated * interpolated_share + extrapolated * (1 - interpolated_share)
-        return np.asarray(mixed, dtype=np.float32)
+        pairs = np.arange(self.dimensions // 2, dtype=single)
+        kept = single(1) - np.clip((pairs - single(low)) / single(high - low), single(0), single(1))
+        interpolated = single(1) / (single(self.yarn.factor) * periods)
+        return np.asarray(interpolated * (single(1) - kept) + extrapolated * kept, dtype=single)
 
     def _correction_range(self, yarn: Yarn) -> tuple[float, float]:
         """Where, among the pairs, interpolation begins and where it is complete."""

@@ -69,6 +69,12 @@ def prompt() -> list[int]:
     return np.random.RandomState(5).randint(0, 256, max(PROMPT_LENGTHS)).tolist()
 
 
+def far_prompt() -> tuple[list[int], list[int]]:
+    """A prompt of many times the original context, and the positions of it that are compared."""
+    ids = np.random.RandomState(6).randint(0, 256, 1500).tolist()
+    return ids, [*range(99, 1500, 100)]
+
+
 def config(model: str, layout: str) -> dict[str, Any]:
     """``config.json`` as the layout's writer would have it."""
     changes = dict(MODELS[model])

@@ -37,7 +37,7 @@ def assert_same(found, expected):
 def test_every_layout_and_model_is_compared(checkpoints, golden):
     assert {layout for _, layout in CASES} == set(checkpoints.LAYOUTS)
     assert {model for model, _ in CASES} == set(checkpoints.MODELS)
-    assert {f"{model}/{layout}" for model, layout in CASES} == set(golden("random"))
+    assert {f"{model}/{layout}" for model, layout in CASES} == set(golden("random")) - {"far"}
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)
@@ -59,6 +59,17 @@ def test_random_checkpoints_agree(
 def test_prompts_reach_past_the_original_context_and_several_windows(checkpoints):
     assert max(checkpoints.PROMPT_LENGTHS) > 2 * checkpoints.ORIGINAL_CONTEXT
     assert max(checkpoints.PROMPT_LENGTHS) == 5 * checkpoints.WINDOW
+
+
+def test_positions_far_beyond_the_original_context_agree(
+    load, random_checkpoint, golden, checkpoints, run_engine
+):
+    ids, positions = checkpoints.far_prompt()
+    assert len(ids) > 50 * checkpoints.ORIGINAL_CONTEXT
+    found = run_engine(
+        load(random_checkpoint("yarn", "transformers")), ids, [256] * 5 + [220], set(positions)
+    )
+    assert_same(found, golden("random")["far"])
 
 
 @pytest.mark.parametrize("number", range(3))
