@@ -59,6 +59,7 @@ def test_nothing_goes_on_after_a_held_run(sides):
     ours.run(Job((Arrival((1, 2, 3), 2000),), hold_tokens=3))
     status = ours._engine.status()
     assert (status.running, status.waiting) == (0, 0)
+    assert status.output_tokens < 1000
 
 
 def test_a_step_that_fails_fails_the_run(toy_subject):
