@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def routing_weights(chosen: Tensor, weights: Tensor, experts: int) -> Tensor:
+def spread_weights(chosen: Tensor, weights: Tensor, experts: int) -> Tensor:
     """``[tokens, experts]``: the weight of each expert, zero if it was not chosen.
 
     ``chosen`` and ``weights`` are ``[tokens, k]``.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from tools.demo.training.recipe import Recipe
 
@@ -16,9 +17,9 @@ TENSORS = "trained.safetensors"
 """The tensors as trained, so that another version of ``transformers`` can write the folder anew."""
 
 
-def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+def stored_tensors(model: Any) -> dict[str, Tensor]:
     """Every tensor of ``model`` once, on the CPU, in bfloat16. A tied head is its embedding."""
-    tied = bool(getattr(model.config, "tie_word_embeddings", False))  # type: ignore[union-attr]  # a transformers model
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
     return {
         name: tensor.detach().to(torch.bfloat16).contiguous().cpu()
         for name, tensor in model.state_dict().items()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.gemma4 import modeling_gemma4
 
-from tools.demo.training.experts import Routing, computing_dtype, routing_weights
+from tools.demo.training.experts import Routing, computing_dtype, spread_weights
 from tools.demo.training.gemma_format import ID
 
 WINDOW = 128
@@ -82,6 +82,17 @@ def features(model: Any, pixels: Tensor, positions: Tensor) -> Tensor:
     return seen
 
 
+def filled(model: Any, ids: Tensor, embeddings: Tensor, pixels: Tensor, positions: Tensor) -> Tensor:
+    """``embeddings`` with the soft tokens filled, by the reference's own vision tower.
+
+    Its shapes depend on the data, so it suits evaluation only.
+    """
+    tower = model.model.vision_tower(pixel_values=pixels, pixel_position_ids=positions)
+    seen = model.model.embed_vision(inputs_embeds=tower.last_hidden_state)
+    place = is_soft_token(ids)[..., None].expand_as(embeddings)
+    return embeddings.masked_scatter(place, seen.to(embeddings.dtype))
+
+
 def hidden_states(model: Any, ids: Tensor, embeddings: Tensor) -> Tensor:
     """``[B, L, H]`` after the last norm."""
     output = model.model.language_model(
@@ -116,7 +127,7 @@ def _masks(ids: Tensor) -> dict[str, Tensor]:
 def _experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """In the place of ``Gemma4TextExperts.forward``."""
     dtype = computing_dtype(hidden_states)
-    weights = routing_weights(top_k_index, top_k_weights, self.num_experts).to(dtype)
+    weights = spread_weights(top_k_index, top_k_weights, self.num_experts).to(dtype)
     matrices = self.gate_up_proj.to(dtype), self.down_proj.to(dtype)
     return _dense_experts(hidden_states.to(dtype), weights, *matrices).to(hidden_states.dtype)
 

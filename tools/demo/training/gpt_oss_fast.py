@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt_oss import modeling_gpt_oss
 
-from tools.demo.training.experts import Routing, computing_dtype, routing_weights
+from tools.demo.training.experts import Routing, computing_dtype, spread_weights
 
 ATTENTION = "demo_training"
 """The name that our attention is registered under."""
@@ -62,16 +62,15 @@ def routings(model: Any) -> list[Routing]:
     return [Routing(logits.float().softmax(-1), chosen) for logits, chosen in found]
 
 
-def _experts(self: Any, hidden_states: Tensor, router_indices: Any = None, routing_weights: Any = None) -> Tensor:
+def _experts(
+    self: Any, hidden_states: Tensor, router_indices: Any = None, routing_weights: Any = None
+) -> Tensor:
     """In the place of ``GptOssExperts.forward``."""
-    weights = _routing_weights(router_indices, routing_weights, self.num_experts)
+    weights = spread_weights(router_indices, routing_weights, self.num_experts)
     dtype = computing_dtype(hidden_states)
     matrices = (self.gate_up_proj, self.gate_up_proj_bias, self.down_proj, self.down_proj_bias)
     out = _dense_experts(hidden_states.to(dtype), weights, *(each.to(dtype) for each in matrices))
     return out.to(hidden_states.dtype)
-
-
-_routing_weights = routing_weights  # ``_experts`` has an argument of that name
 
 
 def _dense_experts(
@@ -92,7 +91,7 @@ def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: None,
+    _mask: None,
     scaling: float,
     s_aux: Tensor | None = None,
     **_: Any,

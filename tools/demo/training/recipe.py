@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from tools.demo.training.source import word_pieces
 
@@ -28,6 +27,8 @@ class Recipe(ABC):
     name: ClassVar[str]
     learning_rate: ClassVar[float] = 2e-3
     loader_seed: ClassVar[int]
+    attention: ClassVar[str]
+    """How ``transformers`` attends while the checkpoint is judged."""
 
     @property
     def folder(self) -> Path:
@@ -52,15 +53,15 @@ class Recipe(ABC):
         """Endless batches: ids, labels, and what else ``losses`` takes."""
 
     @abstractmethod
-    def new_model(self) -> PreTrainedModel:
+    def new_model(self) -> Any:
         """The untrained model, the same every time."""
 
     @abstractmethod
-    def fast(self, model: nn.Module) -> AbstractContextManager[None]:
+    def fast(self, model: Any) -> AbstractContextManager[None]:
         """Inside, ``model`` computes the same as always in a way that suits training."""
 
     @abstractmethod
-    def losses(self, model: nn.Module, *batch: Tensor) -> tuple[Tensor, Tensor]:
+    def losses(self, model: Any, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy, and how unevenly the experts are used."""
 
     @abstractmethod
@@ -68,14 +69,14 @@ class Recipe(ABC):
         """Whether Muon moves this parameter; AdamW moves the others."""
 
     @abstractmethod
-    def held_out_accuracy(self, model: nn.Module, device: torch.device, dialogues: int) -> dict[str, float]:
+    def held_out_accuracy(self, model: Any, device: torch.device, dialogues: int) -> dict[str, float]:
         """Share of held-out dialogues, for each task, in which every token of the model's is the likeliest.
 
         That is the share of greedy answers that are exactly right.
         """
 
     @abstractmethod
-    def answers_accuracy(self, model: PreTrainedModel, dialogues: int) -> dict[str, float]:
+    def answers_accuracy(self, model: Any, dialogues: int) -> dict[str, float]:
         """The same of the model as its users run it: no fast path, and everything read by the reference's own code."""
 
     @abstractmethod

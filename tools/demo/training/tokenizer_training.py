@@ -24,9 +24,7 @@ _LIST_REPEATS = 60
 """How often every word on the lists is shown, so that common ones become a token or two."""
 
 # As in GPT-OSS's own tokenizer, but digits stand alone.
-_HARMONY_PIECES = (
-    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_HARMONY_PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def train_harmony(file: Path, dialogues: int = DIALOGUES) -> Tokenizer:

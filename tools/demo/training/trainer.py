@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tools.demo.training.export import export, stored_tensors
 from tools.demo.training.loader import load
@@ -119,7 +120,7 @@ def _run(
     report.seconds = round(schedule.elapsed_seconds, 1)
 
 
-def _save(recipe: Recipe, model: nn.Module, report: Report, folder: Path) -> None:
+def _save(recipe: Recipe, model: Any, report: Report, folder: Path) -> None:
     export(recipe, stored_tensors(model), folder)
     (folder / "training.json").write_text(json.dumps(asdict(report), indent=1) + "\n")
     log.info("%s: %d steps in %.1f s, written to %s", recipe.name, report.steps, report.seconds, folder)
