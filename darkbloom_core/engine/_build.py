@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 SHARED_TOKENS = (512, 1024, 2048)
 """Lengths that the shared slab of full layers may have."""
 
+PACK_CHUNKS = 4
+"""A pack of short prompts has at most as many tokens as this many chunks, padding included."""
+
 LARGER_SIZES = 8
 """How many larger batch sizes deterministic mode tries if the lanes of the wanted one are not equal."""
 
@@ -51,7 +54,7 @@ def build(name: str, model: LoadedModel, grant_bytes: int, options: EngineOption
         max_rows=rows,
         layers=len(layers),
         grid=options.chunk_tokens,
-        pack_tokens=2 * options.chunk_tokens if choices.packed else 0,
+        pack_tokens=PACK_CHUNKS * options.chunk_tokens if choices.packed else 0,
     )
     return Parts(store, scheduler, choices)
 
@@ -99,4 +102,4 @@ def _choose(model: LoadedModel, store: KvStore, rows: int, options: EngineOption
         chained=options.chained,
         packed=False if options.deterministic else options.packed,
     )
-    return warm_up(model, store, options.chunk_tokens, rows, allowed)
+    return warm_up(model, store, options.chunk_tokens, rows, allowed, on_cpu=on_cpu)

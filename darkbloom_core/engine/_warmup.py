@@ -21,7 +21,7 @@ from darkbloom_core.engine._decode import decode_shape, layer_arrays
 from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._pack import PackBatch, can_pack
 
-TIMED_STEPS = 6
+TIMED_STEPS = 5
 PACKED_PROMPTS = 4
 PACKED_TOKENS = 32
 WORTH_CHANGING = 0.95
@@ -53,13 +53,20 @@ class Allowed:
     packed: bool | None = None
 
 
-def warm_up(model: LoadedModel, store: KvStore, grid: int, rows: int, allowed: Allowed) -> Choices:
-    """Run every kind of step of ``store``'s model once and choose; ``rows`` is the largest decode batch."""
+def warm_up(
+    model: LoadedModel, store: KvStore, grid: int, rows: int, allowed: Allowed, *, on_cpu: bool
+) -> Choices:
+    """Run every kind of step of ``store``'s model once and choose; ``rows`` is the largest decode batch.
+
+    The CPU backend has no kernels to compile, so there only what is measured is run.
+    """
     limit = min(grid, model.description.context_tokens) + 64
-    chunk = _time(lambda: _prefill(model, store, grid, limit), 2)
-    compiled = _choose_compiled(model, store, rows, allowed.compiled)
+    chunk = _time(lambda: _prefill(model, store, grid, limit), 1, first=not on_cpu)
+    if not on_cpu:
+        for size in batch_sizes(rows):
+            _steps(model, store, size, compiled=None, chained=False)
     return Choices(
-        compiled=compiled,
+        compiled=_choose_compiled(model, store, rows, allowed.compiled),
         chained=_choose_chained(model, store, rows, allowed.chained),
         packed=_choose_packed(model, store, rows, allowed.packed),
         layer_seconds=chunk / len(store.layers),
@@ -137,11 +144,11 @@ def _steps(
 
 
 def _choose_compiled(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:
-    eager = [_steps(model, store, size, compiled=None, chained=False) for size in batch_sizes(rows)]
     if allowed is False:
         return False
-    compiled = CompiledDecode(model)
-    replayed = [_steps(model, store, size, compiled=compiled, chained=False) for size in batch_sizes(rows)]
+    compiled, sizes = CompiledDecode(model), batch_sizes(rows)
+    replayed = [_steps(model, store, size, compiled=compiled, chained=False) for size in sizes]
+    eager = [_steps(model, store, size, compiled=None, chained=False) for size in sizes]
     return allowed is True or sum(replayed) <= WORTH_CHANGING * sum(eager)
 
 
@@ -162,8 +169,8 @@ def _choose_packed(model: LoadedModel, store: KvStore, rows: int, allowed: bool 
     if not can_pack(store.layers) or rows < 2 or allowed is False:
         return False
     count = min(PACKED_PROMPTS, rows)
-    together = _time(lambda: _pack(model, store, count), 3)
-    alone = _time(lambda: _prefill(model, store, PACKED_TOKENS, PACKED_TOKENS + 1), 3)
+    together = _time(lambda: _pack(model, store, count), 2)
+    alone = _time(lambda: _prefill(model, store, PACKED_TOKENS, PACKED_TOKENS + 1), 2)
     return allowed is True or together <= WORTH_CHANGING * count * alone
 
 
@@ -177,9 +184,10 @@ def _pack(model: LoadedModel, store: KvStore, count: int) -> None:
         store.close_row(row)
 
 
-def _time(run: Callable[[], None], repeats: int) -> float:
-    """Median seconds of ``repeats`` runs after one that is not counted."""
-    run()
+def _time(run: Callable[[], None], repeats: int, *, first: bool = True) -> float:
+    """Median seconds of ``repeats`` runs, after a ``first`` one that is not counted."""
+    if first:
+        run()
     times = []
     for _ in range(repeats):
         began = time.perf_counter()

@@ -5,7 +5,7 @@ The text under a setting is its documentation: docs/settings.md is made from thi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,6 +36,9 @@ class ServerSettings(_Table):
     """The plugins whose HTTP routes are served, by name; none unless named here."""
 
 
+Choice: TypeAlias = Literal["auto", "always", "never"]
+
+
 class EngineSettings(_Table):
     """The engine of every model."""
 
@@ -56,6 +59,21 @@ class EngineSettings(_Table):
 
     event_buffer: int = Field(default=256, ge=2)
     """How many output events of one sequence may wait for a slow reader."""
+
+    progress_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    """How long a request may wait, or stand still, before it ends with 504; every bit of progress starts anew."""
+
+    deterministic: bool = False
+    """Whether a request's bits must not depend on what runs beside it; decoding then costs more."""
+
+    compile: Choice = "auto"
+    """Whether decode steps are compiled; "auto" measures at warm-up, except on the CPU, where it means "never"."""
+
+    chain: Choice = "auto"
+    """Whether a decode step is launched while the one before still runs; "auto" measures at warm-up."""
+
+    pack: Choice = "auto"
+    """Whether short prompts are prefilled together; "auto" measures at warm-up."""
 
 
 class MemorySettings(_Table):

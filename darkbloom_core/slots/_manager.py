@@ -27,7 +27,7 @@ from darkbloom_core.contracts import (
 from darkbloom_core.engine import Engine, EngineOptions
 from darkbloom_core.errors import CheckpointError, DarkbloomError, Draining, ModelNotFound, ModelNotReady
 from darkbloom_core.memory import activation_reserve, effective_cap, kv_budget, physical_memory_bytes
-from darkbloom_core.settings import Settings
+from darkbloom_core.settings import EngineSettings, Settings
 from darkbloom_core.slots._defaults import sampling_defaults
 from darkbloom_core.slots._device import current_device
 from darkbloom_core.slots._slot import Slot
@@ -35,6 +35,23 @@ from darkbloom_core.slots._slot import Slot
 log = logging.getLogger(__name__)
 
 FamilyFor = Callable[[Mapping[str, Any]], ModelFamily]
+
+
+def engine_options(settings: EngineSettings) -> EngineOptions:
+    """The settings table ``engine`` in the engine's own words."""
+    choice = {"auto": None, "always": True, "never": False}
+    return EngineOptions(
+        max_rows=settings.max_rows,
+        waiting_limit=settings.waiting_limit,
+        chunk_tokens=settings.chunk_tokens,
+        slice_seconds=settings.slice_milliseconds / 1000,
+        event_buffer=settings.event_buffer,
+        progress_seconds=settings.progress_seconds,
+        deterministic=settings.deterministic,
+        compiled=choice[settings.compile],
+        chained=choice[settings.chain],
+        packed=choice[settings.pack],
+    )
 
 
 class SlotManager:
@@ -142,18 +159,11 @@ class SlotManager:
         device = current_device()
         description = family.describe(config, device)
         codec = family.codec(path, description)
-        options = self._settings.engine
         engine = Engine(
             name,
             codec,
             lambda: family.load(path, description, Placement(device), progress),
-            EngineOptions(
-                max_rows=options.max_rows,
-                waiting_limit=options.waiting_limit,
-                chunk_tokens=options.chunk_tokens,
-                slice_seconds=options.slice_milliseconds / 1000,
-                event_buffer=options.event_buffer,
-            ),
+            engine_options(self._settings.engine),
         )
         return Slot(
             name=name,
