@@ -61,23 +61,25 @@ class _Header:
 
     @property
     def complete(self) -> bool:
-        """Whether every word is a header's own."""
-        return all(_is_own(section, word) for section, word in self._words())
+        """Whether every word is a header's own, and there are not too many of them."""
+        return self._is_short and all(_is_own(section, word) for section, word in self._words())
 
     @property
     def plausible(self) -> bool:
         """Whether every word is, or may still become, a header's own. Once false it stays false."""
-        if len(self.text) > _HEADER_CHARACTERS_LIMIT:
-            return False
         text = self.texts.get(self.section, "")
         words = text.split()
         unfinished = words.pop() if text[-1:].strip() else ""
         earlier = [word for word in self._words() if word[0] != self.section]
         earlier += [(self.section, word) for word in words]
         beginnings = (*_WORDS[self.section], _RECIPIENT)
-        return all(_is_own(*word) for word in earlier) and (
+        return (self._is_short and all(_is_own(*word) for word in earlier)) and (
             unfinished.startswith(_RECIPIENT) or any(word.startswith(unfinished) for word in beginnings)
         )
+
+    @property
+    def _is_short(self) -> bool:
+        return len(self.text) <= _HEADER_CHARACTERS_LIMIT
 
     @property
     def channel(self) -> str | None:

@@ -129,6 +129,12 @@ def test_thoughts_under_a_spoilt_header_stay_thoughts():
     ]
 
 
+def test_a_recipient_without_end_is_shown_and_not_held_for_ever():
+    parser = HarmonyParser(NAMES, TOOLS)
+    assert list(parser.text("to=" + "x" * 500)) == []
+    assert ContentDelta("to=" + "x" * 600) in parser.text("x" * 100)
+
+
 def test_arguments_that_are_not_json_are_named_after_the_call():
     folded = parse(pieces("<|channel|>commentary to=functions.get_weather<|message|>{city<|call|>"))
     assert folded == [ToolCallDelta(0, "get_weather", "{city"), Malformed("tool arguments are not JSON")]
