@@ -23,13 +23,13 @@ class Metric:
 
 DECODE = Metric("decode", "tokens/s", "higher")
 END_TO_END = Metric("end to end", "tokens/s", "higher")
-FIRST_TOKEN = Metric("time to first token, median", "ms", "lower")
+FIRST_TOKEN = Metric("first token p50", "ms", "lower")
 GAP_MEDIAN = Metric("inter-token p50", "ms", "lower")
 GAP_P99 = Metric("inter-token p99", "ms", "lower")
 GAP_LONGEST = Metric("inter-token longest", "ms", "lower")
-GAP_ALONE = Metric("inter-token p50 before the prompt", "ms", "lower")
-PREFILL = Metric("prefill of the prompt", "tokens/s", "higher")
-SAME_TOKENS = Metric("rows with the peer's tokens", "rows", "higher")
+GAP_ALONE = Metric("inter-token p50 alone", "ms", "lower")
+PREFILL = Metric("prefill", "tokens/s", "higher")
+SAME_TOKENS = Metric("same tokens", "rows", "higher")
 
 Figures = dict[Metric, float]
 

@@ -24,10 +24,10 @@ TINY = (
 FIGURES = [
     "decode",
     "end to end",
-    "time to first token, median",
+    "first token p50",
     "inter-token p50",
     "inter-token p99",
-    "rows with the peer's tokens",
+    "same tokens",
 ]
 
 

@@ -39,8 +39,8 @@ def test_interference_has_a_figure_for_each_question(sides):
         "inter-token p50",
         "inter-token p99",
         "inter-token longest",
-        "inter-token p50 before the prompt",
-        "prefill of the prompt",
+        "inter-token p50 alone",
+        "prefill",
     }
     assert all(cell.peer > 0 for cell in cells)
 
