@@ -32,7 +32,7 @@ def run(model, ids, pieces):
             inputs = model.run_layers(inputs, batch, index, index + 1)
         hidden = inputs[0].reshape(length, 1, -1)
         logits.append(model.logits(hidden))
-        mx.eval(logits[-1], batch.touched)
+        mx.eval(inputs, logits[-1])
         done += length
     return np.concatenate([np.array(each) for each in logits])
 
@@ -76,7 +76,7 @@ def test_rows_of_one_batch_stand_at_their_own_positions(checkpoints, folder, loa
     for row, ids in zip(rows, prompts, strict=True):
         batch = step_batch(store, [row], [0], len(ids) - 1)
         out = model.run_layers(model.embed(mx.array([ids[:-1]], mx.int32)), batch, 0, layers)
-        mx.eval(out, batch.touched)
+        mx.eval(out)
     batch = step_batch(store, rows, [len(ids) - 1 for ids in prompts], 1)
     last = mx.array([[ids[-1]] for ids in prompts], mx.int32)
     together = np.array(model.logits(model.run_layers(model.embed(last), batch, 0, layers)[0]))
