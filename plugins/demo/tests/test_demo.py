@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -56,6 +57,35 @@ def test_every_checked_prompt_is_answered_right(client, model) -> None:
 def test_a_streamed_answer_is_the_whole_answer(client, model) -> None:
     for prompt in PROMPTS[:4]:
         assert ask_streamed(client, model, prompt.question) == ask(client, model, prompt.question)
+
+
+def own_requests():
+    """What a checkpoint's own file says: requests in the shape of the API, and what must come of them."""
+    for model, folder in load_plugins().checkpoints().items():
+        file = folder / "prompts.json"
+        for request in json.loads(file.read_text()) if file.exists() else ():
+            yield model, request
+
+
+def test_every_prompt_of_a_checkpoints_own_file_is_answered_right(client) -> None:
+    fields = ("messages", "tools", "tool_choice", "reasoning_effort")
+
+    def answer(asked):
+        model, request = asked
+        given = {field: request[field] for field in fields if field in request}
+        message = client.chat.completions.create(model=model, temperature=0, **given).choices[0].message
+        calls = [
+            {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
+            for call in message.tool_calls or ()
+        ]
+        return message.content or None, calls
+
+    requests = list(own_requests())
+    assert len(requests) >= 25
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(answer, requests))
+    expected = [(request["answer"] or None, request.get("calls", [])) for _, request in requests]
+    assert answers == expected
 
 
 def test_a_question_was_never_checked_twice() -> None:
