@@ -65,6 +65,12 @@ def test_the_file_is_read_and_the_environment_wins_over_it(load):
     assert settings.models == {"m": "/file", "n": "/variable"}
 
 
+def test_a_setting_without_limits_can_come_from_the_environment(load):
+    settings = load(DARKBLOOM_ENGINE__DETERMINISTIC="true", DARKBLOOM_ENGINE__COMPILE="never")
+    assert settings.engine.deterministic is True
+    assert settings.engine.compile == "never"
+
+
 def test_the_file_is_the_given_one_else_the_variables_else_the_default_one(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     default = tmp_path / ".config" / "darkbloom" / "darkbloom.toml"

@@ -51,7 +51,7 @@ def _parse(variable: str, text: str, field: FieldInfo) -> Any:
     kind = field.annotation
     value = [part.strip() for part in text.split(",") if part.strip()] if get_origin(kind) is tuple else text
     try:
-        limited: Any = Annotated[(kind, *field.metadata)]
+        limited: Any = Annotated[(kind, *field.metadata)] if field.metadata else kind
         return TypeAdapter(limited).validate_python(value)
     except ValidationError as error:
         raise SettingsError(f"{variable} {complaint(error.errors(include_url=False)[0])}") from error
