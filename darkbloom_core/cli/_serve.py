@@ -67,8 +67,9 @@ def _run(
     require_backend()
     from darkbloom_core.cli._choose import choose_models
     from darkbloom_core.cli._running import loaded_app
-    from darkbloom_core.server import serve
+    from darkbloom_core.server import check_address, serve
 
+    check_address(settings.server.host, settings.server.port)
     chosen = choose_models(command, words or ([] if demo else list(settings.models)), settings, demo=demo)
     with loaded_app(command, settings, chosen) as (app, slots):
         names = ", ".join(slot.name for slot in slots)

@@ -5,7 +5,7 @@ from darkbloom_core.server._context import ClientWatch, RequestContext, request_
 from darkbloom_core.server._errors import ErrorAnswer, error_answer
 from darkbloom_core.server._generation import Generation, GenerationService
 from darkbloom_core.server._requests import AnswerRequest, SamplingOverrides
-from darkbloom_core.server._run import BackgroundServer, serve
+from darkbloom_core.server._run import BackgroundServer, check_address, serve
 
 __all__ = [
     "AnswerRequest",
@@ -16,6 +16,7 @@ __all__ = [
     "GenerationService",
     "RequestContext",
     "SamplingOverrides",
+    "check_address",
     "create_app",
     "error_answer",
     "generation_service",

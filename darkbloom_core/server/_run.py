@@ -54,6 +54,11 @@ def serve(
         asyncio.run(run())
 
 
+def check_address(host: str, port: int) -> None:
+    """Raise ``SetupError`` if ``serve`` could not have the address now, before anything slow is begun."""
+    _listen(host, port).close()
+
+
 class BackgroundServer:
     """The server in a thread of this process, for the demo and for tests.
 
