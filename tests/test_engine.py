@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from toy_family import ToyCodec, ToyModel, full, recurrent, text_of, tokens_of, window
@@ -20,6 +21,7 @@ from darkbloom_core.engine import (
     lane_bytes,
     row_bytes,
 )
+from darkbloom_core.engine._warmup import _check_repeats
 from darkbloom_core.errors import (
     CapacityExhausted,
     ContextLengthExceeded,
@@ -29,6 +31,7 @@ from darkbloom_core.errors import (
     InvalidRequest,
     NeverFits,
     QueueFull,
+    SetupError,
 )
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -417,6 +420,13 @@ def test_a_load_that_raises_is_told_to_the_loader_and_ends_the_thread():
         engine.load_model()
     engine.close()
     assert not any(thread.name == "engine toy" for thread in threading.enumerate())
+
+
+def test_a_device_that_computes_differently_each_time_is_refused():
+    answers = iter([1.0, 1.01, 1.3])
+    _check_repeats(lambda: mx.array([10.0]))
+    with pytest.raises(SetupError, match="different results"):
+        _check_repeats(lambda: mx.array([next(answers)]))
 
 
 def test_closing_ends_every_stream_and_a_drained_engine_takes_nothing_new(build):

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 
@@ -20,10 +21,15 @@ from darkbloom_core.engine._compiled import CompiledDecode, run_decode
 from darkbloom_core.engine._decode import decode_shape, layer_arrays
 from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._pack import PackBatch, can_pack
+from darkbloom_core.errors import SetupError
 
 TIMED_STEPS = 5
 PACKED_PROMPTS = 4
 PACKED_TOKENS = 32
+REPEATS = 4
+REPEAT_TOLERANCE = 0.05
+"""How often a chunk is run again on an accelerator, and how far its logits may be from the first run's."""
+
 WORTH_CHANGING = 0.95
 """Another way than the plain one must take at most this share of its time to be chosen."""
 
@@ -63,6 +69,7 @@ def warm_up(
     limit = min(grid, model.description.context_tokens) + 64
     chunk = _time(lambda: _prefill(model, store, grid, limit), 1, first=not on_cpu)
     if not on_cpu:
+        _check_repeats(lambda: _prefill(model, store, grid, limit))
         for size in batch_sizes(rows):
             _steps(model, store, size, compiled=None, chained=False)
     return Choices(
@@ -81,12 +88,31 @@ def batch_sizes(rows: int) -> tuple[int, ...]:
     return (*sizes, rows) if rows > 1 else (1,)
 
 
-def _prefill(model: LoadedModel, store: KvStore, tokens: int, limit: int) -> None:
+def _check_repeats(prefill: Callable[[], mx.array]) -> None:
+    """Raise ``SetupError`` if the same chunk gives clearly different logits when it is run again."""
+    first = prefill().astype(mx.float32)
+    scale = _largest(first)
+    for _ in range(REPEATS):
+        difference = _largest(prefill().astype(mx.float32) - first)
+        if not difference <= REPEAT_TOLERANCE * scale:
+            raise SetupError(
+                "this device gives different results for the same computation "
+                f"(logits differ by {difference:.3g} of {scale:.3g}); on CUDA set MLX_USE_CUDA_GRAPHS=0"
+            )
+
+
+def _largest(array: mx.array) -> float:
+    return cast(float, mx.max(mx.abs(array)).item())
+
+
+def _prefill(model: LoadedModel, store: KvStore, tokens: int, limit: int) -> mx.array:
     row = store.open_row(tokens, limit)
     batch = ChunkBatch(store, row, 0, tokens)
     inputs = model.run_layers(model.embed(mx.zeros((1, tokens), mx.int32)), batch, 0, len(store.layers))
-    mx.eval(model.logits(inputs[0][:, -1:]), batch.touched(0, len(store.layers)))
+    logits = model.logits(inputs[0][:, -1:])
+    mx.eval(logits, batch.touched(0, len(store.layers)))
     store.close_row(row)
+    return logits
 
 
 class _Steps:
@@ -184,7 +210,7 @@ def _pack(model: LoadedModel, store: KvStore, count: int) -> None:
         store.close_row(row)
 
 
-def _time(run: Callable[[], None], repeats: int, *, first: bool = True) -> float:
+def _time(run: Callable[[], object], repeats: int, *, first: bool = True) -> float:
     """Median seconds of ``repeats`` runs, after a ``first`` one that is not counted."""
     if first:
         run()

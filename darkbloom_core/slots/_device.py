@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from darkbloom_core.contracts import Device
 from darkbloom_core.errors import SetupError
 
@@ -20,4 +22,9 @@ def current_device() -> Device:
         ) from error
     if mx.metal.is_available():
         return Device("metal")
-    return Device("cuda" if mx.cuda.is_available() else "cpu")
+    if not mx.cuda.is_available():
+        return Device("cpu")
+    # MLX 0.32 records kernels in CUDA graphs without the edges from a read to a later write
+    # of the same buffer: on an H200 the same prompt then gave other logits from run to run.
+    os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
+    return Device("cuda")
