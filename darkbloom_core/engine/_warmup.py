@@ -172,7 +172,7 @@ def _steps(
 def _choose_compiled(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:
     if allowed is False:
         return False
-    compiled, sizes = CompiledDecode(model), batch_sizes(rows)
+    compiled, sizes = CompiledDecode(model), {1, rows}
     replayed = [_steps(model, store, size, compiled=compiled, chained=False) for size in sizes]
     eager = [_steps(model, store, size, compiled=None, chained=False) for size in sizes]
     return allowed is True or sum(replayed) <= WORTH_CHANGING * sum(eager)
