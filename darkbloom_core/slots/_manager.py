@@ -26,7 +26,13 @@ from darkbloom_core.contracts import (
 )
 from darkbloom_core.engine import Engine, EngineOptions
 from darkbloom_core.errors import CheckpointError, DarkbloomError, Draining, ModelNotFound, ModelNotReady
-from darkbloom_core.memory import activation_reserve, effective_cap, kv_budget, physical_memory_bytes
+from darkbloom_core.memory import (
+    activation_reserve,
+    effective_cap,
+    hard_cap,
+    kv_budget,
+    physical_memory_bytes,
+)
 from darkbloom_core.settings import EngineSettings, Settings
 from darkbloom_core.slots._defaults import sampling_defaults
 from darkbloom_core.slots._device import current_device
@@ -67,7 +73,9 @@ class SlotManager:
         self._settings = settings
         self._family_for = family_for
         self._emitter = emitter
-        self._cap_bytes = effective_cap(physical_bytes(), settings.memory.reserve_bytes)
+        physical = physical_bytes()
+        self._cap_bytes = effective_cap(physical, settings.memory.reserve_bytes)
+        self._activation_bytes = activation_reserve(hard_cap(physical))
         self._slots: dict[str, Slot] = {}
         self._load_gate = threading.Lock()
         self._draining = False
@@ -179,7 +187,7 @@ class SlotManager:
         if self._settings.memory.kv_bytes is not None:
             return self._settings.memory.kv_bytes
         weights = sum(slot.weight_bytes for slot in self._slots.values())
-        return kv_budget(self._cap_bytes, weights, activation_reserve(self._cap_bytes))
+        return kv_budget(self._cap_bytes, weights, self._activation_bytes)
 
     def _share(self) -> int:
         return self._budget() // max(1, len(self._slots))
