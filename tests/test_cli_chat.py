@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-c", "from darkbloom_core.cli import main; main()", 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    models = {"toy": {}, "slow": {"layer_seconds": 0.02}, "broken": {"fail_on": 1}}
+    models = {"toy": {}, "slow": {"seconds": 0.02}, "broken": {"fail_on": 1}}
     with ToyServer(
         tmp_path_factory.mktemp("models"), models, engine={"default_max_tokens": 200}
     ).running() as it:
