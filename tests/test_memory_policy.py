@@ -68,9 +68,9 @@ def test_the_table_of_machines_is_right_to_the_byte(size, cap, reserve, usable, 
 @pytest.mark.parametrize("size", [machine[0] for machine in MACHINES])
 def test_the_terms_of_a_machine_are_those_of_the_table(size):
     terms = MemoryTerms(physical_bytes=size * GIB)
-    assert terms.activation_reserve_bytes == 3 * GIB
-    assert terms.minimum_kv_bytes == GIB
-    assert terms.load_headroom_bytes == 4 * GIB
+    assert terms.activation_reserve(2 * GIB) == 3 * GIB
+    assert terms.minimum_kv(2 * GIB) == GIB
+    assert terms.load_headroom(2 * GIB) == terms.load_headroom() == 4 * GIB
 
 
 def test_an_eight_gib_machine_keeps_the_systems_floor():
@@ -157,7 +157,7 @@ def test_small_machines_scale_the_reserve_and_the_minimum_kv_down_together(cap):
         assert (activations, least) == (3 * GIB, GIB)
     else:
         assert (activations, least) == (cap // 2, cap // 6)
-    assert activations + least <= cap or cap == 0
+    assert activations + least <= cap
 
 
 @given(st.integers(0, 2**50), st.integers(0, 2**50))
@@ -199,8 +199,17 @@ def test_the_kv_budget_shrinks_by_what_is_loaded(cap, weights, more, activations
 def test_what_the_gate_admits_leaves_room_for_kv_and_activations(physical, used, weights, reserve):
     terms = MemoryTerms(physical_bytes=physical, operator_reserve_bytes=reserve)
     if terms.check_load(weights, used_bytes=used).verdict == "fits":
-        left = terms.live_headroom(used + weights)
-        assert left >= terms.minimum_kv_bytes
+        left = terms.live_headroom(used + weights, weight_bytes=weights)
+        assert left >= terms.minimum_kv(weights)
+
+
+def test_tiny_models_need_little_beside_them():
+    terms = MemoryTerms(physical_bytes=16 * GIB)
+    tiny = 10 * 2**20
+    assert terms.load_headroom(tiny) == 32 * tiny
+    assert terms.load_headroom(GIB) == 4 * GIB
+    assert terms.check_load(tiny, used_bytes=0, system_free_bytes=3 * GIB).verdict == "fits"
+    assert terms.load_headroom(tiny, loaded_weight_bytes=GIB) == 3 * GIB + 16 * tiny
 
 
 def test_no_gate_discounts_twice():
@@ -208,7 +217,9 @@ def test_no_gate_discounts_twice():
     largest = terms.effective_cap_bytes - 4 * GIB
     assert terms.check_load(largest, used_bytes=0).verdict == "fits"
     assert terms.check_load(largest + 1, used_bytes=0).verdict == "does not fit"
-    assert terms.live_headroom(0) == terms.kv_budget(0) == terms.effective_cap_bytes - 3 * GIB
+    weights = 10 * GIB
+    assert terms.live_headroom(weights, weight_bytes=weights) == terms.kv_budget(weights)
+    assert terms.kv_budget(weights) == terms.effective_cap_bytes - 13 * GIB
 
 
 def test_what_is_not_known_gives_no_verdict():

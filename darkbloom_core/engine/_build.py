@@ -15,6 +15,7 @@ from darkbloom_core.engine._options import EngineOptions
 from darkbloom_core.engine._scheduler import Scheduler
 from darkbloom_core.engine._warmup import Allowed, Choices, warm_up
 from darkbloom_core.errors import CapacityExhausted, SettingsError
+from darkbloom_core.memory import Share
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ SHARED_TOKENS = (512, 1024, 2048)
 
 PACK_CHUNKS = 4
 """A pack of short prompts has at most as many tokens as this many chunks, padding included."""
+
+SLABS = "slabs"
+"""The key under which a store's slabs are reserved in the model's share; requests have other ids."""
 
 LARGER_SIZES = 8
 """How many larger batch sizes deterministic mode tries if the lanes of the wanted one are not equal."""
@@ -37,17 +41,21 @@ class Parts:
     choices: Choices
 
 
-def build(name: str, model: LoadedModel, grant_bytes: int, options: EngineOptions) -> Parts:
-    """Allocate the store's slabs within ``grant_bytes``, warm up, and choose.
+def build(name: str, model: LoadedModel, share: Share, options: EngineOptions) -> Parts:
+    """Reserve the store's slabs in ``share``, allocate them, warm up, and choose.
 
     Raises ``CapacityExhausted`` if not even one row fits, and ``SettingsError`` if
     deterministic mode cannot be had on this device.
     """
-    layers = model.description.layers
+    layers, grant_bytes = model.description.layers, share.limit_bytes
     rows = _rows(name, layers, grant_bytes, options.max_rows)
     fixed = _fixed_size(model, rows) if options.deterministic else None
     lanes = fixed or rows
-    store = KvStore(layers, lanes, shared_tokens(layers, lanes, grant_bytes))
+    tokens = shared_tokens(layers, lanes, grant_bytes)
+    slabs = slab_bytes(layers, lanes, tokens)
+    if not share.reserve(SLABS, slabs):
+        raise CapacityExhausted(f"{name} needs {slabs} bytes for its KV slabs, which are not free now")
+    store = KvStore(layers, lanes, tokens)
     choices = replace(_choose(model, store, rows, options), fixed_size=fixed)
     log.info("%s warmed up: %s", name, choices)
     scheduler = Scheduler(

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from darkbloom_core.contracts import ChatCodec, LoadedModel, ModelDescription
 from darkbloom_core.engine._admission import check_request, worst_case_bytes
-from darkbloom_core.engine._build import build
+from darkbloom_core.engine._build import SLABS, build
 from darkbloom_core.engine._desk import Desk
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._loop import Loop, end_all
@@ -28,7 +28,7 @@ from darkbloom_core.engine._stream import OutputStream
 from darkbloom_core.engine._text import TextPipeline
 from darkbloom_core.engine._warmup import Choices
 from darkbloom_core.errors import CapacityExhausted, GenerationFailed, ModelNotReady, NeverFits
-from darkbloom_core.memory import Ledger
+from darkbloom_core.memory import Ledger, Share
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +38,24 @@ class Engine:
 
     ``load`` runs on the engine's own thread, since MLX streams belong to threads. Call
     ``load_model``, then ``start`` with the KV grant, then ``submit``; ``close`` at the end.
+    ``share`` is where KV is reserved; without one only the grant limits it. The engine
+    closes it when its thread ends.
     """
 
     def __init__(
-        self, name: str, codec: ChatCodec, load: Callable[[], LoadedModel], options: EngineOptions
+        self,
+        name: str,
+        codec: ChatCodec,
+        load: Callable[[], LoadedModel],
+        options: EngineOptions,
+        share: Share | None = None,
     ) -> None:
         self._name = name
         self._codec = codec
         self._load = load
         self._options = options
         self._desk = Desk(name, options.max_rows + options.waiting_limit)
-        self._ledger = Ledger(0)
+        self._share = share or Ledger().share(name)
         self._slab_bytes = 0
         self._ceiling_bytes = 0
         self._description: ModelDescription | None = None
@@ -77,7 +84,7 @@ class Engine:
         what does not fit under it is refused for good. Raises ``CapacityExhausted`` if
         not even one row fits.
         """
-        self._ledger.resize(grant_bytes)
+        self._share.resize(grant_bytes)
         self._ceiling_bytes = max(grant_bytes, ceiling_bytes or 0)
         self._granted.set()
         self._ready.wait()
@@ -85,7 +92,7 @@ class Engine:
 
     def resize(self, grant_bytes: int) -> None:
         """Change the grant. Running requests are left alone; newcomers see it at once."""
-        self._ledger.resize(max(0, grant_bytes - self._slab_bytes))
+        self._share.resize(grant_bytes)
         self._ceiling_bytes = max(grant_bytes, self._ceiling_bytes)
         self._desk.wake()
 
@@ -125,8 +132,8 @@ class Engine:
             running=running,
             waiting=max(0, len(self._desk) - running),
             kv_bytes_used=loop.store.allocated_bytes if loop else 0,
-            kv_bytes_reserved=self._ledger.reserved_bytes + self._slab_bytes,
-            kv_bytes_grant=self._ledger.limit_bytes + self._slab_bytes,
+            kv_bytes_reserved=self._share.reserved_bytes,
+            kv_bytes_grant=self._share.limit_bytes,
             steps=loop.steps if loop else 0,
             decode_steps=loop.runner.decode_steps if loop else 0,
             prefill_tokens=loop.runner.prefill_tokens if loop else 0,
@@ -144,10 +151,10 @@ class Engine:
                 f"the request may need {size_bytes} bytes of KV cache; "
                 f"{self._name} can have at most {self._ceiling_bytes - self._slab_bytes} on this machine"
             )
-        if size_bytes > self._ledger.limit_bytes:
+        present = max(0, self._share.limit_bytes - self._slab_bytes)
+        if size_bytes > present:
             raise CapacityExhausted(
-                f"the request may need {size_bytes} bytes of KV cache; "
-                f"{self._name} has {self._ledger.limit_bytes} at present",
+                f"the request may need {size_bytes} bytes of KV cache; {self._name} has {present} at present",
                 retry_after_seconds=10,
             )
 
@@ -190,19 +197,21 @@ class Engine:
                 log.exception("the engine of %s died", self._name)
         finally:
             died = self._fault is not None
-            end_all(self._desk, self._ledger, GenerationFailed("the engine stopped") if died else None)
+            end_all(self._desk, self._share, GenerationFailed("the engine stopped") if died else None)
             model = self._loop = None  # type: ignore[assignment]  # the last references: weights and KV go here
             mx.synchronize()
             mx.clear_cache()
+            self._share.close()
             mx.clear_streams()
             self._loaded.set()
             self._ready.set()
 
     def _serve(self, model: LoadedModel) -> None:
-        parts = build(self._name, model, self._ledger.limit_bytes, self._options)
+        parts = build(self._name, model, self._share, self._options)
         self._slab_bytes = parts.store.slab_bytes
-        self._ledger.resize(self._ledger.limit_bytes - self._slab_bytes)
         self._choices = parts.choices
-        self._loop = Loop(self._name, model, parts, self._desk, self._ledger, self._options)
+        self._share.knows = lambda key: key == SLABS or self._desk.find(key) is not None
+        self._share.allocated = lambda: parts.store.allocated_bytes
+        self._loop = Loop(self._name, model, parts, self._desk, self._share, self._options)
         self._ready.set()
         self._loop.serve()

@@ -20,21 +20,24 @@ from darkbloom_core.engine._options import EngineOptions
 from darkbloom_core.engine._runner import Runner, StepFault
 from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.errors import DarkbloomError, DeadlineExceeded, GenerationFailed
-from darkbloom_core.memory import Ledger
+from darkbloom_core.memory import Share
 
 log = logging.getLogger(__name__)
+
+LOOK_AGAIN_SECONDS = 1.0
+"""How long a request that waits for memory sleeps before it is tried again."""
 
 
 class Loop:
     """Runs on one thread; only counters are read from others."""
 
     def __init__(
-        self, name: str, model: LoadedModel, parts: Parts, desk: Desk, ledger: Ledger, options: EngineOptions
+        self, name: str, model: LoadedModel, parts: Parts, desk: Desk, share: Share, options: EngineOptions
     ) -> None:
         self._name = name
         self._description = model.description
         self._desk = desk
-        self._ledger = ledger
+        self._share = share
         self._options = options
         self.store = parts.store
         self.scheduler = parts.scheduler
@@ -72,7 +75,8 @@ class Loop:
         last = min((live.progressed_at for live in self._desk.lives()), default=None)
         if last is None:
             return None
-        return max(0.0, last + self._options.progress_seconds - time.monotonic()) + 0.001
+        seconds = max(0.0, last + self._options.progress_seconds - time.monotonic()) + 0.001
+        return min(seconds, LOOK_AGAIN_SECONDS) if any(live.row is None for live in lives) else seconds
 
     def _too_late(self, live: Live) -> DeadlineExceeded:
         where = "waiting" if live.row is None else "paused" if live.sequence.paused else "running"
@@ -116,7 +120,7 @@ class Loop:
 
     def _reserve(self, sequence: Sequence) -> bool:
         size = worst_case_bytes(self._of(sequence).request, self._description)
-        return self._ledger.reserve(sequence.id, size)
+        return self._share.reserve(sequence.id, size)
 
     def _layers_per_slice(self) -> int:
         if self.runner.layer_seconds is None:
@@ -156,14 +160,14 @@ class Loop:
             live.row = None
             if not live.tokens:
                 self.monitor.ended_without_token()
-        self._ledger.release(live.sequence.id)
+        self._share.release(live.sequence.id)
         self._desk.leave(live)
         live.end(reason, error)
 
 
-def end_all(desk: Desk, ledger: Ledger, error: DarkbloomError | None) -> None:
+def end_all(desk: Desk, share: Share, error: DarkbloomError | None) -> None:
     """When the thread ends, everything that is left ends: cancelled, or with ``error``."""
     for live in desk.clear():
-        ledger.release(live.sequence.id)
+        share.release(live.sequence.id)
         live.row = None
         live.end("cancelled" if error is None else "error", error)

@@ -1,7 +1,8 @@
 """How much memory may be used (pure policy), who holds it (the ledger), what the machine has (readings)."""
 
+from darkbloom_core.memory._container import ContainerMemory, container_memory
 from darkbloom_core.memory._grants import WEIGHED_CONTEXT_TOKENS, KvDemand, kv_grants
-from darkbloom_core.memory._ledger import Ledger
+from darkbloom_core.memory._ledger import Kind, Ledger, Reservation, Share
 from darkbloom_core.memory._policy import (
     ACTIVATION_BYTES,
     CAP_FRACTION,
@@ -23,7 +24,15 @@ from darkbloom_core.memory._policy import (
     serves_after_load,
     weight_estimate,
 )
-from darkbloom_core.memory._readings import physical_memory_bytes
+from darkbloom_core.memory._readings import (
+    FixedReadings,
+    MachineReadings,
+    Pool,
+    Reading,
+    Readings,
+    physical_memory_bytes,
+)
+from darkbloom_core.memory._reclaimer import FlushRule, Reclaimer
 from darkbloom_core.memory._terms import LoadCheck, MemoryTerms, Verdict
 
 __all__ = [
@@ -32,15 +41,27 @@ __all__ = [
     "MINIMUM_KV_BYTES",
     "MOST_BYTES",
     "WEIGHED_CONTEXT_TOKENS",
+    "ContainerMemory",
+    "FixedReadings",
+    "FlushRule",
+    "Kind",
     "KvDemand",
     "Ledger",
     "LoadCheck",
+    "MachineReadings",
     "MemoryTerms",
+    "Pool",
+    "Reading",
+    "Readings",
+    "Reclaimer",
+    "Reservation",
+    "Share",
     "Verdict",
     "activation_floor",
     "activation_reserve",
     "advertised_grant",
     "cap_fraction",
+    "container_memory",
     "effective_cap",
     "free_for_load",
     "hard_cap",

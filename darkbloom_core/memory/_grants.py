@@ -16,10 +16,14 @@ WEIGHED_CONTEXT_TOKENS = 131_072
 
 @dataclass(frozen=True, slots=True)
 class KvDemand:
-    """What one model's KV costs: bytes per token once its windows are full, and how long its context is."""
+    """What one model's KV costs: bytes per token once its windows are full, and how long its context is.
+
+    ``weight_bytes`` are the model's own weights, if known: a tiny model may have a tiny grant.
+    """
 
     bytes_per_token: int
     context_tokens: int
+    weight_bytes: int | None = None
 
     @property
     def weight(self) -> int:

@@ -22,6 +22,9 @@ WEIGHT_FACTOR = 1.2
 SMALL_CAP_BYTES = 6 * GIB
 """Below this cap (that of a machine of 8 GiB) activations and minimum KV are scaled down in proportion."""
 
+SMALL_MODEL_FACTOR = 16
+"""Neither is ever more than this many times the weights they are for, so that tiny models need little."""
+
 
 def cap_fraction(given: float | str | None) -> float:
     """``given`` as the share of physical memory that may be used.
@@ -51,20 +54,34 @@ def effective_cap(physical_bytes: int, operator_reserve_bytes: int, fraction: fl
     return min(hard_cap(physical_bytes, fraction), _less(physical_bytes, operator_reserve_bytes))
 
 
-def activation_floor(hard_cap_bytes: int) -> int:
-    """Bytes kept free for activations: 3 GiB, and half the cap where that is less (a cap below 6 GiB)."""
-    return min(ACTIVATION_BYTES, _held(hard_cap_bytes) // (SMALL_CAP_BYTES // ACTIVATION_BYTES))
+def activation_floor(hard_cap_bytes: int, weight_bytes: int | None = None) -> int:
+    """Bytes kept free for activations: 3 GiB.
+
+    Half the cap where that is less (a cap below 6 GiB), and 16 times the weights of all
+    models if they are given and that is less.
+    """
+    return _scaled(ACTIVATION_BYTES, hard_cap_bytes, weight_bytes)
 
 
-def activation_reserve(hard_cap_bytes: int, *, configured_bytes: int = 0, measured_bytes: int = 0) -> int:
+def activation_reserve(
+    hard_cap_bytes: int,
+    weight_bytes: int | None = None,
+    *,
+    configured_bytes: int = 0,
+    measured_bytes: int = 0,
+) -> int:
     """``activation_floor``, or what the operator configured (0 and less mean nothing); never less than measured."""
-    floor = _held(configured_bytes) or activation_floor(hard_cap_bytes)
+    floor = _held(configured_bytes) or activation_floor(hard_cap_bytes, weight_bytes)
     return max(floor, _held(measured_bytes))
 
 
-def minimum_kv(hard_cap_bytes: int) -> int:
-    """The least KV grant that is worth serving with: 1 GiB, and a sixth of the cap where that is less."""
-    return min(MINIMUM_KV_BYTES, _held(hard_cap_bytes) // (SMALL_CAP_BYTES // MINIMUM_KV_BYTES))
+def minimum_kv(hard_cap_bytes: int, weight_bytes: int | None = None) -> int:
+    """The least KV grant that is worth serving a model with: 1 GiB.
+
+    A sixth of the cap where that is less (a cap below 6 GiB), and 16 times the model's
+    weights if they are given and that is less.
+    """
+    return _scaled(MINIMUM_KV_BYTES, hard_cap_bytes, weight_bytes)
 
 
 def weight_estimate(disk_bytes: int, memory_per_disk_byte: float = 1.0) -> int:
@@ -128,6 +145,12 @@ def serves_after_load(
 def advertised_grant(grant_bytes: int, kv_budget_bytes: int, others_grants_bytes: int) -> int:
     """What a slot may say that it can reserve: its grant, or what the others leave of the budget if that is less."""
     return min(_held(grant_bytes), _less(kv_budget_bytes, others_grants_bytes))
+
+
+def _scaled(full_bytes: int, hard_cap_bytes: int, weight_bytes: int | None) -> int:
+    of_cap = _held(hard_cap_bytes) // (SMALL_CAP_BYTES // full_bytes)
+    of_weights = _known(None if weight_bytes is None else SMALL_MODEL_FACTOR * _held(weight_bytes))
+    return min(full_bytes, of_cap, of_weights)
 
 
 def _held(value: int) -> int:

@@ -55,21 +55,23 @@ class MemoryTerms:
     def load_reserve_bytes(self) -> int:
         return policy.load_reserve(self.physical_bytes, self.operator_reserve_bytes, self.fraction)
 
-    @property
-    def activation_reserve_bytes(self) -> int:
+    def activation_reserve(self, weight_bytes: int | None = None) -> int:
+        """Bytes kept free for activations beside models whose weights together take ``weight_bytes``."""
         return policy.activation_reserve(
             self.hard_cap_bytes,
+            weight_bytes,
             configured_bytes=self.activation_bytes,
             measured_bytes=self.measured_activation_bytes,
         )
 
-    @property
-    def minimum_kv_bytes(self) -> int:
-        return policy.minimum_kv(self.hard_cap_bytes)
+    def minimum_kv(self, weight_bytes: int | None = None) -> int:
+        """The least KV grant that is worth serving a model of ``weight_bytes`` with."""
+        return policy.minimum_kv(self.hard_cap_bytes, weight_bytes)
 
-    @property
-    def load_headroom_bytes(self) -> int:
-        return policy.load_headroom(self.activation_reserve_bytes, self.minimum_kv_bytes)
+    def load_headroom(self, weight_bytes: int | None = None, loaded_weight_bytes: int = 0) -> int:
+        """What must be left beside a model of ``weight_bytes``, with ``loaded_weight_bytes`` of others loaded."""
+        together = None if weight_bytes is None else weight_bytes + loaded_weight_bytes
+        return policy.load_headroom(self.activation_reserve(together), self.minimum_kv(weight_bytes))
 
     def check_load(
         self,
@@ -78,11 +80,13 @@ class MemoryTerms:
         used_bytes: int | None,
         system_free_bytes: int | None = None,
         outstanding_bytes: int = 0,
+        loaded_weight_bytes: int = 0,
     ) -> LoadCheck:
         """Whether weights estimated at ``weight_bytes`` may be loaded now; ``policy`` explains the terms."""
         required = free = None
         if weight_bytes is not None:
-            required = policy.required_to_load(weight_bytes, self.load_headroom_bytes)
+            headroom = self.load_headroom(weight_bytes, loaded_weight_bytes)
+            required = policy.required_to_load(weight_bytes, headroom)
         if used_bytes is not None and self.physical_bytes > 0:
             free = policy.free_for_load(
                 self.physical_bytes,
@@ -95,19 +99,27 @@ class MemoryTerms:
 
     def kv_budget(self, weight_bytes: int) -> int:
         """KV bytes for all models whose weights together take ``weight_bytes``."""
-        return policy.kv_budget(self.effective_cap_bytes, weight_bytes, self.activation_reserve_bytes)
+        return policy.kv_budget(self.effective_cap_bytes, weight_bytes, self.activation_reserve(weight_bytes))
 
-    def live_headroom(self, used_bytes: int, system_free_bytes: int | None = None) -> int:
-        """What may still be allocated now."""
+    def live_headroom(
+        self, used_bytes: int, system_free_bytes: int | None = None, weight_bytes: int | None = None
+    ) -> int:
+        """What may still be allocated now beside models whose weights together take ``weight_bytes``."""
         return policy.live_headroom(
-            self.effective_cap_bytes, used_bytes, system_free_bytes, self.activation_reserve_bytes
+            self.effective_cap_bytes, used_bytes, system_free_bytes, self.activation_reserve(weight_bytes)
         )
 
-    def serves_after_load(self, live_headroom_bytes: int, outstanding_bytes: int) -> bool:
-        """Whether ``live_headroom_bytes``, measured after a load, still hold the minimum KV and all reservations."""
-        return policy.serves_after_load(live_headroom_bytes, outstanding_bytes, self.minimum_kv_bytes)
+    def serves_after_load(
+        self, live_headroom_bytes: int, outstanding_bytes: int, weight_bytes: int | None = None
+    ) -> bool:
+        """Whether ``live_headroom_bytes``, measured after a model was loaded, hold its minimum KV and what is reserved."""
+        return policy.serves_after_load(live_headroom_bytes, outstanding_bytes, self.minimum_kv(weight_bytes))
 
     def grants(self, budget_bytes: int, demands: Sequence[KvDemand]) -> tuple[int, ...] | None:
-        """The KV grants of models side by side; None if one of them would be below the minimum."""
+        """The KV grants of models side by side; None if one of them would be below its minimum."""
         grants = kv_grants(budget_bytes, demands)
-        return grants if all(grant >= self.minimum_kv_bytes for grant in grants) else None
+        enough = (
+            grant >= self.minimum_kv(demand.weight_bytes)
+            for grant, demand in zip(grants, demands, strict=True)
+        )
+        return grants if all(enough) else None
