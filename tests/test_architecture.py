@@ -21,14 +21,18 @@ ROOMS = {
     "telemetry": {"contracts", "errors"},
     "checkpoint": {"contracts", "errors"},
     "memory": {"contracts", "errors"},
-    "engine": {"contracts", "errors", "memory"},
-    "slots": {"contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "engine"},
+    "prefix": {"contracts", "errors", "memory"},
+    "engine": {"contracts", "errors", "memory", "prefix"},
+    "slots": {
+        "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
+    },
     "server": {
-        "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "engine", "slots",
+        "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
+        "slots",
     },
     "cli": {
-        "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "engine", "slots",
-        "server",
+        "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
+        "slots", "server",
     },
 }  # fmt: skip
 """A room, and the rooms that it may import. docs/architecture.md has the same table, with reasons."""
