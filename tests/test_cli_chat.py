@@ -59,9 +59,11 @@ class Terminal:
 
     def press(self, key, until):
         """Type ``key`` until ``until`` is shown: Python's line editor misses a signal that comes between two waits."""
-        for _ in range(20):
+        for _ in range(10):
             self.type(key)
-            self._read()
+            again = time.monotonic() + 3
+            while until not in self.shown and time.monotonic() < again:
+                self._read()
             if until in self.shown:
                 break
         self.expect(until)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -132,7 +132,8 @@ def _turns(stdin: TextIO, model: str) -> Iterator[str]:
         try:
             text = input("> ").strip()
         except KeyboardInterrupt:
-            typer.echo()
+            with suppress(KeyboardInterrupt):
+                typer.echo()
             continue
         except EOFError:
             typer.echo()
