@@ -9,13 +9,25 @@ from darkbloom_core.prefix._hashing import (
     chain_root,
     numerics_id,
 )
+from darkbloom_core.prefix._layout import PART_NAMES, PartLayout, PartName, Piece
+from darkbloom_core.prefix._plan import Costs, PlannedFetch, Reason, ReusePlan, Where, plan_reuse
 
 __all__ = [
     "BLOCK_TOKENS",
     "NO_SALT",
+    "PART_NAMES",
+    "Costs",
     "Numerics",
+    "PartLayout",
+    "PartName",
     "PictureSpan",
+    "Piece",
+    "PlannedFetch",
+    "Reason",
+    "ReusePlan",
+    "Where",
     "block_hashes",
     "chain_root",
     "numerics_id",
+    "plan_reuse",
 ]

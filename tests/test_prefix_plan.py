@@ -1,0 +1,213 @@
+"""The planner against an oracle that knows nothing but tokens: is every position that attention needs there?"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from darkbloom_core.contracts import LayerKind, MediaSpan
+from darkbloom_core.engine._scheduler import chunk_end
+from darkbloom_core.prefix import BLOCK_TOKENS, PART_NAMES, Costs, PartLayout, plan_reuse
+
+FULL = LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8)
+RECURRENT = LayerKind(state=((4,),))
+FREE = Costs(prefill_milliseconds_per_token=1.0, fetch_milliseconds_per_byte={"ram": 0.0, "disk": 0.0})
+
+
+def sliding(window):
+    return LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8, window=window)
+
+
+def cuts_of(length, grid, spans=()):
+    cuts = []
+    while not cuts or cuts[-1] < length:
+        cuts.append(chunk_end(cuts[-1] if cuts else 0, length, grid, spans))
+    return cuts
+
+
+@st.composite
+def cases(draw):
+    """Layers, grid, prompt with spans, and which parts are where: mostly there, some missing."""
+    windows = st.sampled_from((1, 128, 256, 300, 512, 1024))
+    layer = st.one_of(st.just(FULL), st.builds(sliding, windows), st.just(RECURRENT))
+    layers = draw(st.lists(layer, min_size=1, max_size=5))
+    if layers[0] == FULL and draw(st.booleans()):
+        layers.append(LayerKind(q_heads=4, source=0))
+    grid = draw(st.sampled_from((256, 512)))
+    length = draw(st.integers(1, 3000))
+    spans, at = [], 0
+    while at < length - 1 and len(spans) < 3 and draw(st.booleans()):
+        start = draw(st.integers(at, length - 1))
+        at = draw(st.integers(start + 1, min(length, start + 700)))
+        spans.append(MediaSpan(start, at - start, len(spans)))
+    chance = random.Random(draw(st.integers(0, 2**20)))
+    missing = draw(st.sampled_from((0.0, 0.02, 0.1, 0.5)))
+    there = {
+        (block, part): chance.choice(("ram", "disk"))
+        for block in range(length // BLOCK_TOKENS + 1)
+        for part in PART_NAMES
+        if chance.random() >= missing
+    }
+    return tuple(layers), grid, cuts_of(length, grid, tuple(spans)), there
+
+
+def is_complete(boundary, layers, layout, there):
+    """Whether the parts in ``there`` hold all that a row holds after ``boundary`` tokens."""
+    held, states = set(), set()
+    for block, part in there:
+        if (block + 1) * BLOCK_TOKENS > boundary:
+            continue
+        for piece in layout.pieces(block, part):
+            if part == "state":
+                if (block + 1) * BLOCK_TOKENS == boundary:
+                    states.add(piece.layer)
+                continue
+            first = block * BLOCK_TOKENS + piece.first_token
+            if piece.name == "k":
+                held |= {(piece.layer, position) for position in range(first, first + piece.tokens)}
+    for index, layer in enumerate(layers):
+        if layer.source is not None:
+            continue
+        if layer.state:
+            if index not in states:
+                return False
+            continue
+        start = 0 if layer.window is None else max(0, boundary - layer.window)
+        if any((index, position) not in held for position in range(start, boundary)):
+            return False
+    return True
+
+
+@settings(deadline=None, max_examples=150)
+@given(cases())
+def test_the_plan_is_the_longest_that_the_oracle_finds(case):
+    layers, grid, cuts, there = case
+    layout = PartLayout(layers, grid)
+    plan = plan_reuse(cuts, layout, lambda block, part: there.get((block, part)), FREE)
+    possible = [
+        cut for cut in cuts if cut % grid == 0 and cut < cuts[-1] and is_complete(cut, layers, layout, there)
+    ]
+    assert plan.tokens == max(possible, default=0)
+    assert (plan.reason == "hit") == (plan.tokens > 0)
+    fetched = {(one.block, one.part): one.place for one in plan.fetches}
+    assert len(fetched) == len(plan.fetches)
+    assert fetched.items() <= there.items()
+    if plan.tokens:
+        assert is_complete(plan.tokens, layers, layout, fetched)
+    assert all(one.size_bytes == layout.part_bytes(one.block, one.part) > 0 for one in plan.fetches)
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases())
+def test_nothing_is_fetched_that_is_not_needed(case):
+    layers, grid, cuts, there = case
+    layout = PartLayout(layers, grid)
+    plan = plan_reuse(cuts, layout, lambda block, part: there.get((block, part)), FREE)
+    fetched = {(one.block, one.part): one.place for one in plan.fetches}
+    for one in [*fetched][-6:]:
+        rest = {key: place for key, place in fetched.items() if key != one}
+        assert not is_complete(plan.tokens, layers, layout, rest)
+
+
+@settings(deadline=None)
+@given(cases(), st.floats(0, 0.1), st.floats(0, 0.1), st.floats(0, 300))
+def test_a_hit_that_is_taken_pays_and_a_longer_one_would_not(case, ram, disk, fixed):
+    layers, grid, cuts, there = case
+    layout = PartLayout(layers, grid)
+    costs = Costs(
+        prefill_milliseconds_per_token=1.0,
+        fetch_milliseconds_per_byte={"ram": ram, "disk": disk},
+        hit_milliseconds=fixed,
+    )
+
+    def where(block, part):
+        return there.get((block, part))
+
+    def spent(boundary):
+        needed = [(block, "full") for block in range(boundary // BLOCK_TOKENS) if layout.needs_full(block)]
+        needed += layout.needs_at(boundary)
+        if any(one not in there for one in needed):
+            return None
+        return fixed + sum(
+            layout.part_bytes(*one) * costs.fetch_milliseconds_per_byte[there[one]] for one in needed
+        )
+
+    plan = plan_reuse(cuts, layout, where, costs)
+    for boundary in layout.boundaries(cuts):
+        cost = spent(boundary)
+        if boundary == plan.tokens:
+            assert cost == pytest.approx(plan.fetch_milliseconds)
+            assert plan.saved_milliseconds == boundary > plan.fetch_milliseconds
+        elif boundary > plan.tokens:
+            assert cost is None or boundary <= cost * (1 + 1e-9)
+
+
+LAYERS = (FULL, sliding(300))
+
+
+def plan(length, there, layers=LAYERS, grid=256, costs=FREE, spans=()):
+    layout = PartLayout(layers, grid)
+    return plan_reuse(
+        cuts_of(length, grid, spans), layout, lambda block, part: there.get((block, part)), costs
+    )
+
+
+def everything(blocks):
+    return {(block, part): "ram" for block in range(blocks) for part in PART_NAMES}
+
+
+def test_at_least_one_token_is_left_to_compute():
+    assert plan(1024, everything(4)).tokens == 768
+    assert plan(1025, everything(4)).tokens == 1024
+
+
+def test_a_repeated_prompt_reuses_all_but_its_last_chunk():
+    for length in range(257, 3000, 37):
+        for grid in (256, 512):
+            found = plan(length, everything(12), grid=grid)
+            assert found.tokens >= length - 1 - grid or length - 1 < grid
+
+
+def test_reuse_never_ends_inside_a_picture():
+    spans = (MediaSpan(500, 600, 0),)
+    assert plan(2000, everything(3), spans=spans).tokens == 256
+    assert plan(2000, everything(4), spans=spans).tokens == 256
+    assert plan(2000, everything(5), spans=spans).tokens == 1280
+
+
+def test_a_boundary_whose_window_parts_are_missing_is_reported():
+    there = everything(7)
+    for block in (5, 6):
+        del there[block, "window"]
+    found = plan(2000, there)
+    assert (found.tokens, found.missed_boundary) == (1280, 1792)
+    for block in range(5):
+        del there[block, "window"]
+    found = plan(2000, there)
+    assert (found.tokens, found.reason, found.missed_boundary) == (0, "window", 1792)
+
+
+def test_the_reason_of_a_miss_is_told():
+    dear = Costs(prefill_milliseconds_per_token=1.0, fetch_milliseconds_per_byte={"ram": 1.0})
+    assert plan(256, everything(1)).reason == "short"
+    assert plan(2000, {}).reason == "absent"
+    assert plan(2000, everything(7), costs=dear).reason == "cost"
+    assert plan(2000, everything(7)).missed_boundary is None
+
+
+def test_a_dear_tail_leaves_the_cheap_beginning():
+    there = {**everything(4), **{(block, part): "disk" for block in range(4, 7) for part in PART_NAMES}}
+    costs = Costs(prefill_milliseconds_per_token=1.0, fetch_milliseconds_per_byte={"ram": 0.0, "disk": 1.0})
+    assert plan(2000, there, costs=costs).tokens == 1024
+
+
+def test_the_bytes_to_reserve_are_those_of_all_fetches():
+    found = plan(1025, everything(4))
+    block = FULL.bytes(256)
+    windows = (
+        sliding(300).bytes(256) * 2
+    )  # what a window reaches of an older block is kept whole on this grid
+    assert found.size_bytes == 4 * block + windows
