@@ -85,7 +85,8 @@ class Desk:
     def find(self, request_id: str) -> Live | None:
         return self._lives.get(request_id)
 
-    def leave(self, live: Live) -> None:
+    def leave(self, live: Live) -> bool:
+        """Take ``live`` off; False if somebody else has."""
         with self._changed:
             del self._lives[live.request.id]
             if live in self._arrived:

@@ -59,6 +59,7 @@ class Engine:
         self._slab_bytes = 0
         self._ceiling_bytes = 0
         self._description: ModelDescription | None = None
+        self._model: LoadedModel | None = None
         self._weight_bytes = 0
         self._choices: Choices | None = None
         self._loop: Loop | None = None
@@ -100,12 +101,37 @@ class Engine:
         """Take nothing new from now on."""
         self._desk.drain()
 
-    def close(self) -> None:
-        """Cancel what runs, end the thread, and free the weights. Idempotent."""
+    def close(self, seconds: float | None = None) -> bool:
+        """Cancel what runs, end the thread, and free the weights. Idempotent; False if the thread did not end.
+
+        With ``seconds``, a thread that is stuck in a step is left behind after them: its
+        requests end with an error now, its memory is free once it returns, if ever.
+        """
         self._desk.close()
         self._granted.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
+        self._model = None
+        if not self._thread.is_alive():
+            return True
+        end_all(self._desk, self._share, GenerationFailed("the engine hung and was given up"))
+        return False
+
+    @property
+    def model(self) -> LoadedModel:
+        """What ``load_model`` loaded: another engine may be built over the same weights, which are evaluated."""
+        assert self._model is not None
+        return self._model
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs, and so still holds memory."""
+        return self._thread.is_alive()
+
+    @property
+    def slab_bytes(self) -> int:
+        """KV memory that is allocated whatever runs."""
+        return self._slab_bytes
 
     # --- requests, called from any thread ---------------------------------------
 
@@ -185,7 +211,7 @@ class Engine:
     def _main(self) -> None:
         try:
             model = self._load()
-            self._description, self._weight_bytes = model.description, model.weight_bytes
+            self._model, self._description, self._weight_bytes = model, model.description, model.weight_bytes
             self._loaded.set()
             self._granted.wait()
             if not self._desk.closing:
@@ -198,7 +224,9 @@ class Engine:
         finally:
             died = self._fault is not None
             end_all(self._desk, self._share, GenerationFailed("the engine stopped") if died else None)
-            model = self._loop = None  # type: ignore[assignment]  # the last references: weights and KV go here
+            # the last references: weights and KV go here
+            model = self._model = self._loop = None  # type: ignore[assignment]
+            self._share.allocated = lambda: 0
             mx.synchronize()
             mx.clear_cache()
             self._share.close()

@@ -71,8 +71,12 @@ class Loop:
                 live.sequence.paused = live.stream.is_full
 
     def _seconds_to_deadline(self) -> float | None:
-        """Until the first request that does not get on must end; None without requests."""
-        last = min((live.progressed_at for live in self._desk.lives()), default=None)
+        """Until the first request that does not get on must end; None without requests.
+
+        One that waits for memory is looked at again sooner: nobody tells when another program frees some.
+        """
+        lives = self._desk.lives()
+        last = min((live.progressed_at for live in lives), default=None)
         if last is None:
             return None
         seconds = max(0.0, last + self._options.progress_seconds - time.monotonic()) + 0.001
@@ -156,12 +160,13 @@ class Loop:
         self.scheduler.remove(live.sequence)
         if live.row is not None:
             self.runner.forget(live.row)
+        if not self._desk.leave(live):
+            return  # the engine was given up, and whoever did that has ended it
             self.store.close_row(live.row)
             live.row = None
             if not live.tokens:
                 self.monitor.ended_without_token()
         self._share.release(live.sequence.id)
-        self._desk.leave(live)
         live.end(reason, error)
 
 

@@ -40,7 +40,8 @@ class Choices:
 
     ``chained``: a decode step is launched while the one before runs, else after it.
     ``packed``: short prompts run together. ``fixed_size``: the batch size of deterministic
-    mode, None in the default mode.
+    mode, None in the default mode. ``activation_bytes``: the most that was allocated over
+    what the model and its slabs hold, while the largest chunk and the decode batches ran.
     """
 
     compiled: bool = False
@@ -48,6 +49,7 @@ class Choices:
     packed: bool = False
     fixed_size: int | None = None
     layer_seconds: float | None = None
+    activation_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +69,20 @@ def warm_up(
     The CPU backend has no kernels to compile, so there only what is measured is run.
     """
     limit = min(grid, model.description.context_tokens) + 64
+    mx.reset_peak_memory()
+    resident = mx.get_active_memory()
     chunk = _time(lambda: _prefill(model, store, grid, limit), 1, first=not on_cpu)
     if not on_cpu:
         _check_repeats(lambda: _prefill(model, store, grid, limit))
         for size in batch_sizes(rows):
             _steps(model, store, size, compiled=None, chained=False)
+    activations = max(0, mx.get_peak_memory() - resident)
     return Choices(
         compiled=_choose_compiled(model, store, rows, allowed.compiled),
         chained=_choose_chained(model, store, rows, allowed.chained),
         packed=_choose_packed(model, store, rows, allowed.packed),
         layer_seconds=chunk / len(store.layers),
+        activation_bytes=activations,
     )
 
 

@@ -16,6 +16,9 @@
     ├── Unavailable                     503 unavailable, with Retry-After
     │   ├── QueueFull                   429 queue_full
     │   ├── CapacityExhausted           503 capacity_exhausted
+    │   │   ├── ModelDoesNotFit         503 model_does_not_fit
+    │   │   ├── GrantTooSmall           503 grant_too_small
+    │   │   └── NoSlotFree              503 no_slot_free
     │   ├── ModelNotReady               503 model_not_ready
     │   └── Draining                    503 draining
     ├── GenerationFailed                500 generation_failed
@@ -39,11 +42,14 @@ from darkbloom_core.errors._tree import (
     DeadlineExceeded,
     Draining,
     GenerationFailed,
+    GrantTooSmall,
     InvalidRequest,
     MethodNotAllowed,
+    ModelDoesNotFit,
     ModelNotFound,
     ModelNotReady,
     NeverFits,
+    NoSlotFree,
     PluginError,
     QueueFull,
     RequestCancelled,
@@ -65,11 +71,14 @@ __all__ = [
     "DeadlineExceeded",
     "Draining",
     "GenerationFailed",
+    "GrantTooSmall",
     "InvalidRequest",
     "MethodNotAllowed",
+    "ModelDoesNotFit",
     "ModelNotFound",
     "ModelNotReady",
     "NeverFits",
+    "NoSlotFree",
     "PluginError",
     "QueueFull",
     "RequestCancelled",

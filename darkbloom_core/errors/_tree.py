@@ -108,6 +108,24 @@ class CapacityExhausted(Unavailable):
     code = "capacity_exhausted"
 
 
+class ModelDoesNotFit(CapacityExhausted):
+    """The memory that is free now does not hold the model's weights and what it needs to serve."""
+
+    code = "model_does_not_fit"
+
+
+class GrantTooSmall(CapacityExhausted):
+    """Beside the models that are loaded, one of them would be left with too little KV memory."""
+
+    code = "grant_too_small"
+
+
+class NoSlotFree(CapacityExhausted):
+    """As many models are loaded as may be, and none of them is idle."""
+
+    code = "no_slot_free"
+
+
 class ModelNotReady(Unavailable):
     """The model is loading, warming or recovering."""
 

@@ -7,6 +7,7 @@ from darkbloom_core.settings._model import (
     MemorySettings,
     ServerSettings,
     Settings,
+    SlotSettings,
     TelemetrySettings,
 )
 
@@ -17,6 +18,7 @@ __all__ = [
     "MemorySettings",
     "ServerSettings",
     "Settings",
+    "SlotSettings",
     "TelemetrySettings",
     "load_settings",
     "variable_name",

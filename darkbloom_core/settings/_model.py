@@ -80,10 +80,32 @@ class MemorySettings(_Table):
     """The one memory cap over all models."""
 
     reserve_bytes: int = Field(default=0, ge=0)
-    """Bytes to leave to other programs, on top of what the cap leaves anyway."""
+    """Bytes to leave to other programs, if that is more than the cap leaves anyway."""
 
     kv_bytes: int | None = Field(default=None, ge=1)
-    """A model's share of KV memory in bytes; computed from the machine if it is not set."""
+    """KV memory of all models together in bytes; computed from the machine if it is not set."""
+
+    cap_fraction: float = 0.9
+    """The share of memory that all models together may use; more than 1 means 1, and 0 and less mean 0.9."""
+
+    activation_bytes: int = 0
+    """Bytes to keep free for activations; 0 and less mean 3 GiB, and less on small machines."""
+
+    physical_bytes: int | None = Field(default=None, ge=1)
+    """How much memory the machine is taken to have, at most what it has; to try what a smaller one would do."""
+
+
+class SlotSettings(_Table):
+    """Which models are in memory."""
+
+    max_models: int = Field(default=8, ge=1)
+    """How many models may be in memory at once; for one more, the one that is idle for longest is unloaded."""
+
+    idle_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """After how long without a request a model is unloaded; the next request loads it again. 0 means never."""
+
+    preload: tuple[str, ...] = Field(default=(), strict=False)  # TOML has arrays, not tuples
+    """The models to load at the start, in this order; others are loaded when asked for. None named: all at the start."""
 
 
 class TelemetrySettings(_Table):
@@ -99,6 +121,7 @@ class Settings(_Table):
     server: ServerSettings = ServerSettings()
     engine: EngineSettings = EngineSettings()
     memory: MemorySettings = MemorySettings()
+    slots: SlotSettings = SlotSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     models: dict[str, str] = Field(default_factory=dict)
