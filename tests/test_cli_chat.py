@@ -102,6 +102,12 @@ def test_a_pipe_is_answered_line_by_line_with_nothing_but_answers(run_darkbloom,
     assert done.stderr == ""
 
 
+def test_without_an_address_it_serves_the_model_itself(run_darkbloom) -> None:
+    said = "What is 12 + 30?\nWhat is the capital of Peru?\n"
+    answers = run_darkbloom("chat", "demo/gpt-oss", stdin=said).stdout.splitlines()
+    assert answers == ["12 + 30 = 42", "The capital of Peru is Lima."]
+
+
 def test_without_a_model_the_servers_first_is_asked(run_darkbloom, server) -> None:
     done = run_darkbloom("chat", "--url", server.url, stdin="", code=0)
     assert (done.stdout, done.stderr) == ("", "")

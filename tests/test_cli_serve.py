@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -75,6 +79,50 @@ def test_ctrl_c_during_a_stream_ends_it_within_two_seconds_with_exit_code_0(serv
     assert time.monotonic() - began < 2
     reader.join(10)
     assert not reader.is_alive()
+
+
+SLOW_TO_LOAD = """
+import time
+from darkbloom_core.hookspecs import hookimpl
+api_version = (1, 0)
+
+@hookimpl
+def model_families():
+    from toy_server import ToyFamily
+
+    class Slow(ToyFamily):
+        name, model_types = "slow", frozenset({"slow"})
+
+        def load(self, path, description, placement, progress=None):
+            for done in range(6000):
+                progress(done, 6000)
+                time.sleep(0.01)
+
+    return [Slow()]
+"""
+
+
+def test_ctrl_c_while_a_model_loads_ends_the_load_with_exit_code_0(
+    make_plugin, process_environment, tmp_path
+) -> None:
+    make_plugin("slow", SLOW_TO_LOAD)
+    process_environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent / "support")
+    (tmp_path / "config.json").write_text('{"model_type": "slow"}')
+    code = "from darkbloom_core.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "serve", ".", "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=process_environment,
+        cwd=tmp_path,
+    ) as process:
+        assert process.stderr.readline().startswith("loading ")
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+        assert process.stderr.read() == ""
 
 
 def test_a_broken_plugin_is_named_once_in_the_log_and_by_readiness_and_breaks_nothing(

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except DarkbloomError as error:
         typer.echo(f"darkbloom: {' '.join(error.message.split())}", err=True)
         raise SystemExit(1 if isinstance(error, PluginError) else 2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     raise SystemExit(0)
 
 

@@ -111,12 +111,14 @@ class SlotManager:
         """Load the checkpoint at ``path`` and serve it as ``name``; returns when it is warm.
 
         Raises ``CheckpointError`` for a fault of the checkpoint or a taken name, and
-        ``CapacityExhausted`` if no KV memory is left for it.
+        ``CapacityExhausted`` if no KV memory is left for it. Interrupted (Ctrl-C), the load
+        ends at its next report of progress.
         """
         with self._load_gate:
             if name in self._slots:
                 raise CheckpointError(f"a model is already served as {name!r}")
-            slot = self._open(name, path, progress)
+            abandoned = threading.Event()
+            slot = self._open(name, path, _until(abandoned, progress))
             self._slots[name] = slot
             self._emit(slot, "loading", 0.0)
             try:
@@ -124,7 +126,8 @@ class SlotManager:
                 self._set_state(slot, "warming")
                 self._shrink_for(slot)
                 slot.engine.start(self._share(), self._budget())
-            except BaseException as fault:
+            except BaseException as fault:  # Ctrl-C too, which leaves the engine's thread loading
+                abandoned.set()
                 slot.engine.close()
                 del self._slots[name]
                 self._grow_survivors()
@@ -161,7 +164,7 @@ class SlotManager:
 
     # --- inside -----------------------------------------------------------------------
 
-    def _open(self, name: str, path: Path, progress: Progress | None) -> Slot:
+    def _open(self, name: str, path: Path, progress: Progress) -> Slot:
         config = read_config(path)
         family = self._family_for(config)
         device = current_device()
@@ -237,3 +240,15 @@ class SlotManager:
                         output_tokens=status.output_tokens,
                     )
                 )
+
+
+def _until(abandoned: threading.Event, progress: Progress | None) -> Progress:
+    """``progress``, but once ``abandoned`` is set a load ends at its next report instead of running to its end."""
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        if abandoned.is_set():
+            raise CheckpointError("the load was abandoned")
+        if progress is not None:
+            progress(done_bytes, total_bytes)
+
+    return report
