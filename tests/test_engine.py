@@ -8,7 +8,8 @@ import time
 import mlx.core as mx
 import numpy as np
 import pytest
-from toy_family import ToyCodec, ToyModel, full, recurrent, text_of, tokens_of, window
+from toy_engine import GREEDY, LAYERS, is_empty, request, start, wait_for
+from toy_family import ToyCodec, ToyModel, full, text_of, tokens_of, window
 
 from darkbloom_core.contracts import Prompt
 from darkbloom_core.engine import (
@@ -34,16 +35,6 @@ from darkbloom_core.errors import (
     SetupError,
 )
 
-GREEDY = SamplingParams(temperature=0.0)
-LAYERS = [window(8, sinks=True), full(), window(16), full(source=1), recurrent(), window(8, source=0)]
-
-
-def start(model: ToyModel, grant: int = 1 << 26, codec: ToyCodec | None = None, **options) -> Engine:
-    engine = Engine("toy", codec or ToyCodec(), lambda: model, EngineOptions(chunk_tokens=16, **options))
-    engine.load_model()
-    engine.start(grant)
-    return engine
-
 
 @pytest.fixture
 def build():
@@ -59,28 +50,9 @@ def build():
         engine.close()
 
 
-def request(name: str, ids, most: int = 20, sampling: SamplingParams = GREEDY, **more) -> GenerationRequest:
-    return GenerationRequest(
-        id=name, prompt=Prompt(tuple(ids)), parser=PlainParser(), max_tokens=most, sampling=sampling, **more
-    )
-
-
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
     random = np.random.default_rng(seed)
     return [random.integers(0, 64, random.integers(1, 60)).tolist() for _ in range(count)]
-
-
-def wait_for(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.005)
-
-
-def is_empty(engine: Engine) -> bool:
-    status = engine.status()
-    slabs = status.kv_bytes_reserved == status.kv_bytes_used
-    return status.running == status.waiting == 0 and slabs
 
 
 def test_many_at_once_each_get_what_they_get_alone(build):

@@ -9,6 +9,7 @@ import pytest
 
 from darkbloom_core.contracts import ContentDelta
 from darkbloom_core.engine import OutputDelta, OutputEnd, OutputStream, Timings, Usage
+from darkbloom_core.engine._stream import wake_readers
 
 END = OutputEnd("stop", Usage(), Timings())
 
@@ -17,8 +18,8 @@ def delta(text: str) -> OutputDelta:
     return OutputDelta((ContentDelta(text),))
 
 
-def stream(limit: int = 4, drained=lambda: None) -> OutputStream:
-    return OutputStream(lambda: None, drained, limit)
+def stream(limit: int = 4, wake=lambda: None) -> OutputStream:
+    return OutputStream(wake, limit)
 
 
 def test_a_thread_reads_everything_in_order_and_stops_after_the_end():
@@ -35,9 +36,9 @@ def test_a_coroutine_reads_everything_that_another_thread_pushes():
     one = stream(1000)
 
     def write():
-        for number in range(500):
-            one.push(delta(str(number)))
-        one.push(END)
+        for event in [*(delta(str(number)) for number in range(500)), END]:
+            one.push(event)
+            wake_readers([one])
 
     async def read():
         return [event async for event in one]
@@ -74,8 +75,8 @@ def test_a_full_buffer_says_so_and_wakes_the_engine_once_it_is_half_empty():
 
 
 def test_a_reader_whose_event_loop_is_gone_cancels():
-    cancelled = []
-    one = OutputStream(lambda: cancelled.append(True), lambda: None, 4)
+    woken = []
+    one = stream(4, lambda: woken.append(True))
 
     async def read_one():
         reader = aiter(one)
@@ -85,4 +86,29 @@ def test_a_reader_whose_event_loop_is_gone_cancels():
     one.push(delta("a"))
     asyncio.run(read_one())
     one.push(delta("b"))
-    assert cancelled
+    wake_readers([one])
+    assert one.cancelled
+    assert woken
+
+
+def test_coroutines_of_one_event_loop_are_woken_together():
+    streams = [stream() for _ in range(5)]
+
+    async def read_all():
+        readers = [asyncio.ensure_future(read(one)) for one in streams]
+        await asyncio.sleep(0)
+        wakes, loop = [], asyncio.get_running_loop()
+        schedule = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *call: wakes.append(call) or schedule(*call)
+        for event in (delta("a"), delta("b"), END):
+            for one in streams:
+                one.push(event)
+            wake_readers(streams)
+            await asyncio.sleep(0.01)
+        assert len(wakes) == 3
+        return await asyncio.gather(*readers)
+
+    async def read(one):
+        return [event async for event in one]
+
+    assert asyncio.run(read_all()) == [[delta("a"), delta("b"), END]] * 5

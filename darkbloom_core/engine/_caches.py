@@ -1,4 +1,9 @@
-"""What the layer caches of every kind of step have in common."""
+"""What the layer caches of every kind of step have in common.
+
+Always true: a cache does not know the batch that lists it, only what the caches of a step
+share. A batch dies with its last reference, and with it what it holds of a row's KV; in a
+cycle it would hold that until the garbage collector comes, outside the ledger.
+"""
 
 from __future__ import annotations
 

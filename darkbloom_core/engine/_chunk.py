@@ -14,17 +14,39 @@ from darkbloom_core.engine._caches import AttendingCache, BorrowingCache, Recurr
 from darkbloom_core.engine._kv import KvPair, KvStore, Row, is_full
 
 
+class Chunk:
+    """Tokens ``start`` to ``start + length - 1`` of a prompt: what the layer caches of a step share."""
+
+    def __init__(self, start: int, length: int) -> None:
+        self.start = start
+        self.length = length
+        self._masks: dict[int, mx.array | str | None] = {}
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    def mask(self, window: int) -> mx.array | str | None:
+        """The mask of a sliding layer over its history and the chunk, in order of time."""
+        history = min(self.start, window - 1)
+        if history + self.length <= window:
+            return "causal" if self.length > 1 else None
+        if window not in self._masks:
+            query = mx.arange(history, history + self.length)[:, None]
+            position = mx.arange(history + self.length)[None]
+            self._masks[window] = (position <= query) & (position > query - window)
+        return self._masks[window]
+
+
 class ChunkBatch:
     """Implements ``contracts.Batch`` for tokens ``start`` to ``start + length - 1`` of one row."""
 
     def __init__(self, store: KvStore, row: Row, start: int, length: int) -> None:
         store.make_room(row, start + length)
         self.row = row
-        self.start = start
-        self.length = length
         self.offsets = mx.array([start], mx.int32)
+        self._chunk = Chunk(start, length)
         self._store = store
-        self._masks: dict[int, mx.array | str | None] = {}
         self.caches: list[LayerCache] = []
         for index, kind in enumerate(store.layers):
             self.caches.append(self._cache(index, kind, row))
@@ -39,17 +61,6 @@ class ChunkBatch:
             arrays += self._store.states[index]
         return arrays
 
-    def mask(self, window: int) -> mx.array | str | None:
-        """The mask of a sliding layer over its history and the chunk, in order of time."""
-        history = min(self.start, window - 1)
-        if history + self.length <= window:
-            return "causal" if self.length > 1 else None
-        if window not in self._masks:
-            query = mx.arange(history, history + self.length)[:, None]
-            position = mx.arange(history + self.length)[None]
-            self._masks[window] = (position <= query) & (position > query - window)
-        return self._masks[window]
-
     def _cache(self, index: int, kind: LayerKind, row: Row) -> LayerCache:
         if kind.source is not None:
             source = self.caches[kind.source]
@@ -60,18 +71,18 @@ class ChunkBatch:
         slab = self._store.slabs[index]
         if not is_full(kind):
             assert slab is not None
-            return ChunkWindow(self, kind, slab, row.lane)
+            return ChunkWindow(self._chunk, kind, slab, row.lane)
         if row.buffers is not None:
-            return ChunkFull(self, kind, row.buffers[index], 0)
+            return ChunkFull(self._chunk, kind, row.buffers[index], 0)
         assert slab is not None
-        return ChunkFull(self, kind, slab, row.lane)
+        return ChunkFull(self._chunk, kind, slab, row.lane)
 
 
 class ChunkFull(AttendingCache):
     """A full layer of one row: a buffer's only lane, or the row's lane of the shared slab."""
 
-    def __init__(self, batch: ChunkBatch, kind: LayerKind, pair: KvPair, lane: int) -> None:
-        self._batch = batch
+    def __init__(self, chunk: Chunk, kind: LayerKind, pair: KvPair, lane: int) -> None:
+        self._chunk = chunk
         self._kind = kind
         self._lane = lane
         self.pair = pair
@@ -80,21 +91,21 @@ class ChunkFull(AttendingCache):
         self, q: mx.array, k: mx.array | None, v: mx.array | None, *, sinks: mx.array | None = None
     ) -> mx.array:
         k, v = written(self._kind, k, v)
-        self.pair.write(self._lane, k, v, self._batch.start)
+        self.pair.write(self._lane, k, v, self._chunk.start)
         return self.look(q, self._kind, sinks)
 
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
-        k, v = self.pair.view(self._lane, 0, self._batch.start + self._batch.length)
-        mask = "causal" if self._batch.length > 1 else None
+        k, v = self.pair.view(self._lane, 0, self._chunk.end)
+        mask = "causal" if self._chunk.length > 1 else None
         return attention(q, k, v, scale=kind.scale, mask=mask, sinks=sinks)
 
 
 class ChunkWindow(AttendingCache):
     """A sliding layer of one row. What it attended to is kept until the chunk is done: a borrower may ask for it."""
 
-    def __init__(self, batch: ChunkBatch, kind: LayerKind, pair: KvPair, lane: int) -> None:
-        self._batch = batch
+    def __init__(self, chunk: Chunk, kind: LayerKind, pair: KvPair, lane: int) -> None:
+        self._chunk = chunk
         self._kind = kind
         self._lane = lane
         self._seen: tuple[mx.array, mx.array] | None = None
@@ -104,7 +115,7 @@ class ChunkWindow(AttendingCache):
         self, q: mx.array, k: mx.array | None, v: mx.array | None, *, sinks: mx.array | None = None
     ) -> mx.array:
         k, v = written(self._kind, k, v)
-        history = self.pair.ring_history(self._lane, self._batch.start)
+        history = self.pair.ring_history(self._lane, self._chunk.start)
         self._seen = (k, v)
         if history is not None:
             self._seen = (
@@ -112,12 +123,12 @@ class ChunkWindow(AttendingCache):
                 mx.concatenate([history[1], v], axis=2),
             )
         out = self.look(q, self._kind, sinks)
-        self.pair.ring_write(self._lane, k, v, self._batch.start)
+        self.pair.ring_write(self._lane, k, v, self._chunk.start)
         return out
 
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
         assert self._seen is not None
         k, v = self._seen
-        mask = self._batch.mask(self.pair.tokens)
+        mask = self._chunk.mask(self.pair.tokens)
         return attention(q, k, v, scale=kind.scale, mask=mask, sinks=sinks)

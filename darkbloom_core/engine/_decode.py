@@ -107,25 +107,16 @@ def layer_arrays(store: KvStore, rows: Sequence[Row]) -> list[LayerArrays]:
     ]
 
 
-class DecodeBatch:
-    """Implements ``contracts.Batch`` for one token of each row. ``offsets`` is ``[B]`` int32."""
+class DecodeStep:
+    """What the layer caches of a step share. ``offsets`` is ``[B]`` int32."""
 
-    def __init__(
-        self,
-        layers: Sequence[LayerKind],
-        shape: DecodeShape,
-        offsets: mx.array,
-        arrays: Sequence[LayerArrays],
-    ) -> None:
+    def __init__(self, shape: DecodeShape, offsets: mx.array) -> None:
         self.shape = shape
         self.offsets = offsets
         self._masks: dict[int, mx.array] = {}
         self._slots: dict[int, mx.array] = {}
         self.lanes = mx.array(list(shape.lanes))
         self.order = _lane_order(shape) if shape.has_holes else None
-        self.caches: list[LayerCache] = []
-        for kind, one in zip(layers, arrays, strict=True):
-            self.caches.append(self._cache(kind, one))
 
     def slots(self, window: int) -> mx.array:
         """``[B]`` int32: the ring slot that each row's token goes to."""
@@ -152,24 +143,41 @@ class DecodeBatch:
         """The rows' entries of ``out`` ``[lanes, ...]``."""
         return out if self.order is None else out[self.lanes - self.shape.first_lane]
 
+
+class DecodeBatch:
+    """Implements ``contracts.Batch`` for one token of each row. ``offsets`` is ``[B]`` int32."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerKind],
+        shape: DecodeShape,
+        offsets: mx.array,
+        arrays: Sequence[LayerArrays],
+    ) -> None:
+        self.offsets = offsets
+        self._step = DecodeStep(shape, offsets)
+        self.caches: list[LayerCache] = []
+        for kind, one in zip(layers, arrays, strict=True):
+            self.caches.append(self._cache(kind, one))
+
     def _cache(self, kind: LayerKind, arrays: LayerArrays) -> LayerCache:
         if kind.source is not None:
             source = self.caches[kind.source]
             assert isinstance(source, DecodeFull | DecodeWindow)
             return BorrowingCache(kind, source)
         if kind.state:
-            return RecurrentCache(arrays.states, self.shape.lanes)
+            return RecurrentCache(arrays.states, self._step.shape.lanes)
         if is_full(kind):
-            return DecodeFull(self, kind, arrays)
+            return DecodeFull(self._step, kind, arrays)
         assert arrays.slab is not None
-        return DecodeWindow(self, kind, arrays.slab)
+        return DecodeWindow(self._step, kind, arrays.slab)
 
 
 class DecodeWindow(AttendingCache):
     """A sliding layer: rings of all rows written by one scatter and attended at once, in slot order."""
 
-    def __init__(self, batch: DecodeBatch, kind: LayerKind, ring: KvPair) -> None:
-        self._batch = batch
+    def __init__(self, step: DecodeStep, kind: LayerKind, ring: KvPair) -> None:
+        self._step = step
         self._kind = kind
         self._ring = ring
 
@@ -177,34 +185,34 @@ class DecodeWindow(AttendingCache):
         self, q: mx.array, k: mx.array | None, v: mx.array | None, *, sinks: mx.array | None = None
     ) -> mx.array:
         k, v = written(self._kind, k, v)
-        batch, ring, shape = self._batch, self._ring, self._batch.shape
+        step, ring, shape = self._step, self._ring, self._step.shape
         if shape.exact and len(shape.lanes) == 1:
             ring.write(shape.first_lane, k, v, (shape.views[0] - 1) % ring.tokens)
         else:
-            slots = batch.slots(ring.tokens)
-            ring.k[batch.lanes, :, slots] = k[:, :, 0]
-            ring.v[batch.lanes, :, slots] = v[:, :, 0]
+            slots = step.slots(ring.tokens)
+            ring.k[step.lanes, :, slots] = k[:, :, 0]
+            ring.v[step.lanes, :, slots] = v[:, :, 0]
         return self.look(q, self._kind, sinks)
 
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
-        batch, ring, shape = self._batch, self._ring, self._batch.shape
+        step, ring, shape = self._step, self._ring, self._step.shape
         if shape.exact and len(shape.lanes) == 1:
             k, v = ring.view(shape.first_lane, 0, min(shape.views[0], ring.tokens))
             return attention(q, k, v, scale=kind.scale, sinks=sinks)
         first, end = shape.first_lane, shape.first_lane + shape.lane_count
-        mask = None if ring.tokens in shape.wrapped else batch.mask(ring.tokens)
+        mask = None if ring.tokens in shape.wrapped else step.mask(ring.tokens)
         out = attention(
-            batch.spread(q), ring.k[first:end], ring.v[first:end], scale=kind.scale, mask=mask, sinks=sinks
+            step.spread(q), ring.k[first:end], ring.v[first:end], scale=kind.scale, mask=mask, sinks=sinks
         )
-        return batch.gather(out)
+        return step.gather(out)
 
 
 class DecodeFull(AttendingCache):
     """A full layer: rows of the shared slab attend in one call where their lengths are near, others one by one."""
 
-    def __init__(self, batch: DecodeBatch, kind: LayerKind, arrays: LayerArrays) -> None:
-        self._batch = batch
+    def __init__(self, step: DecodeStep, kind: LayerKind, arrays: LayerArrays) -> None:
+        self._step = step
         self._kind = kind
         self._slab = arrays.slab
         self._own = arrays.own
@@ -213,11 +221,11 @@ class DecodeFull(AttendingCache):
         self, q: mx.array, k: mx.array | None, v: mx.array | None, *, sinks: mx.array | None = None
     ) -> mx.array:
         k, v = written(self._kind, k, v)
-        shape = self._batch.shape
+        shape = self._step.shape
         if len(shape.lanes) > 1 and all(shape.shared):
             assert self._slab is not None
-            self._slab.k[self._batch.lanes, :, self._batch.offsets] = k[:, :, 0]
-            self._slab.v[self._batch.lanes, :, self._batch.offsets] = v[:, :, 0]
+            self._slab.k[self._step.lanes, :, self._step.offsets] = k[:, :, 0]
+            self._slab.v[self._step.lanes, :, self._step.offsets] = v[:, :, 0]
         else:
             count = len(shape.lanes)
             for row, (one_k, one_v) in enumerate(zip(mx.split(k, count), mx.split(v, count), strict=True)):
@@ -226,13 +234,13 @@ class DecodeFull(AttendingCache):
 
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
-        batch, shape = self._batch, self._batch.shape
+        step, shape = self._step, self._step.shape
         if shape.stacked:
             assert self._slab is not None
             first, end, keys = shape.first_lane, shape.first_lane + shape.lane_count, max(shape.views)
             k, v = self._slab.k[first:end, :, :keys], self._slab.v[first:end, :, :keys]
-            mask = None if shape.exact and min(shape.views) == keys else batch.mask(keys)
-            return batch.gather(attention(batch.spread(q), k, v, scale=kind.scale, mask=mask, sinks=sinks))
+            mask = None if shape.exact and min(shape.views) == keys else step.mask(keys)
+            return step.gather(attention(step.spread(q), k, v, scale=kind.scale, mask=mask, sinks=sinks))
         if len(shape.lanes) == 1:
             return self._look_row(0, q, kind, sinks)
         rows = enumerate(mx.split(q, len(shape.lanes)))
@@ -243,24 +251,24 @@ class DecodeFull(AttendingCache):
         if own is not None:
             return own, 0
         assert self._slab is not None
-        return self._slab, self._batch.shape.lanes[row]
+        return self._slab, self._step.shape.lanes[row]
 
     def _write_row(self, row: int, k: mx.array, v: mx.array) -> None:
         pair, lane = self._place(row)
-        if self._batch.shape.exact:
-            pair.write(lane, k, v, self._batch.shape.views[row] - 1)
+        if self._step.shape.exact:
+            pair.write(lane, k, v, self._step.shape.views[row] - 1)
             return
-        place = mx.concatenate([mx.array([lane], mx.int32), self._batch.offsets[row : row + 1]])
+        place = mx.concatenate([mx.array([lane], mx.int32), self._step.offsets[row : row + 1]])
         pair.k = mx.slice_update(pair.k, k, place, (0, 2))
         pair.v = mx.slice_update(pair.v, v, place, (0, 2))
 
     def _look_row(self, row: int, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         pair, lane = self._place(row)
-        keys = self._batch.shape.views[row]
+        keys = self._step.shape.views[row]
         k, v = pair.view(lane, 0, keys)
         mask = None
-        if not self._batch.shape.exact:
-            mask = (mx.arange(keys) <= self._batch.offsets[row])[None, None, None]
+        if not self._step.shape.exact:
+            mask = (mx.arange(keys) <= self._step.offsets[row])[None, None, None]
         return attention(q, k, v, scale=kind.scale, mask=mask, sinks=sinks)
 
 

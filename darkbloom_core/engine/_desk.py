@@ -42,10 +42,6 @@ class Desk:
             self._arrived.append(live)
             self._notify()
 
-    def cancel(self, live: Live) -> None:
-        live.cancelled = True
-        self.wake()
-
     def wake(self) -> None:
         """Something changed that may let the engine move on."""
         with self._changed:
@@ -88,12 +84,9 @@ class Desk:
     def leave(self, live: Live) -> bool:
         """Take ``live`` off; False if somebody else has."""
         with self._changed:
-            if self._lives.get(live.request.id) is not live:
-                return False
             del self._lives[live.request.id]
             if live in self._arrived:
                 self._arrived.remove(live)
-            return True
 
     def clear(self) -> tuple[Live, ...]:
         """Take everybody off, and let nobody enter any more."""

@@ -187,8 +187,8 @@ class Engine:
     def _new_live(self, request: GenerationRequest) -> Live:
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         prompt, now = request.prompt, time.monotonic()
-        stream = OutputStream(lambda: self._desk.cancel(live), self._desk.wake, self._options.event_buffer)
-        live = Live(
+        stream = OutputStream(self._desk.wake, self._options.event_buffer)
+        return Live(
             request=request,
             sequence=Sequence(
                 request.id, len(prompt.ids), request.max_tokens, request.priority, prompt.spans
@@ -199,7 +199,6 @@ class Engine:
             submitted_at=now,
             progressed_at=now,
         )
-        return live
 
     def _raise_fault(self) -> None:
         if self._fault is not None:

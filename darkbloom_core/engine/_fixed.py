@@ -18,12 +18,10 @@ from darkbloom_core.engine._caches import AttendingCache, BorrowingCache, attent
 from darkbloom_core.engine._kv import KvPair, KvStore, Row, is_full
 
 
-class FixedBatch:
-    """Implements ``contracts.Batch``: ``size`` rows of one token, of which ``rows`` are sequences."""
+class FixedStep:
+    """What the layer caches of a step share: ``rows`` at ``positions``, in a batch of ``size`` lanes."""
 
-    def __init__(self, store: KvStore, rows: Sequence[Row], positions: Sequence[int], size: int) -> None:
-        for row, position in zip(rows, positions, strict=True):
-            store.make_room(row, position + 1)
+    def __init__(self, rows: Sequence[Row], positions: Sequence[int], size: int) -> None:
         self.size = size
         self.rows = tuple(rows)
         self.positions = tuple(positions)
@@ -33,9 +31,6 @@ class FixedBatch:
             spread[row.lane] = position
         self.offsets = mx.array(spread, mx.int32)
         self._masks: dict[int, mx.array] = {}
-        self.caches: list[LayerCache] = []
-        for index, kind in enumerate(store.layers):
-            self.caches.append(self._cache(store, index, kind))
 
     def mask(self, keys: int) -> mx.array:
         """``[size, 1, 1, keys]`` bool: what each lane holds of its ring."""
@@ -43,32 +38,45 @@ class FixedBatch:
             self._masks[keys] = (mx.arange(keys)[None] <= self.offsets[:, None])[:, None, None, :]
         return self._masks[keys]
 
+
+class FixedBatch:
+    """Implements ``contracts.Batch``: ``size`` rows of one token, of which ``rows`` are sequences."""
+
+    def __init__(self, store: KvStore, rows: Sequence[Row], positions: Sequence[int], size: int) -> None:
+        for row, position in zip(rows, positions, strict=True):
+            store.make_room(row, position + 1)
+        self._step = FixedStep(rows, positions, size)
+        self.lanes, self.offsets = self._step.lanes, self._step.offsets
+        self.caches: list[LayerCache] = []
+        for index, kind in enumerate(store.layers):
+            self.caches.append(self._cache(store, index, kind))
+
     def _cache(self, store: KvStore, index: int, kind: LayerKind) -> LayerCache:
         if kind.source is not None:
             source = self.caches[kind.source]
             assert isinstance(source, FixedFull | FixedWindow)
             return BorrowingCache(kind, source)
         if kind.state:
-            return FixedRecurrent(self, store.states[index])
+            return FixedRecurrent(self._step, store.states[index])
         slab = store.slabs[index]
         if not is_full(kind):
             assert slab is not None
-            return FixedWindow(self, kind, slab)
+            return FixedWindow(self._step, kind, slab)
         places: list[tuple[KvPair, int]] = []
-        for row in self.rows:
+        for row in self._step.rows:
             if row.buffers is not None:
                 places.append((row.buffers[index], 0))
             else:
                 assert slab is not None
                 places.append((slab, row.lane))
-        return FixedFull(self, kind, places)
+        return FixedFull(self._step, kind, places)
 
 
 class FixedWindow(AttendingCache):
     """A sliding layer: the rings of all lanes at once, always masked."""
 
-    def __init__(self, batch: FixedBatch, kind: LayerKind, ring: KvPair) -> None:
-        self._batch = batch
+    def __init__(self, step: FixedStep, kind: LayerKind, ring: KvPair) -> None:
+        self._step = step
         self._kind = kind
         self._ring = ring
 
@@ -76,23 +84,23 @@ class FixedWindow(AttendingCache):
         self, q: mx.array, k: mx.array | None, v: mx.array | None, *, sinks: mx.array | None = None
     ) -> mx.array:
         k, v = written(self._kind, k, v)
-        for row, position in zip(self._batch.rows, self._batch.positions, strict=True):
+        for row, position in zip(self._step.rows, self._step.positions, strict=True):
             lane = row.lane
             self._ring.ring_write(lane, k[lane : lane + 1], v[lane : lane + 1], position)
         return self.look(q, self._kind, sinks)
 
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
-        size, ring = self._batch.size, self._ring
-        mask = self._batch.mask(ring.tokens)
+        size, ring = self._step.size, self._ring
+        mask = self._step.mask(ring.tokens)
         return attention(q, ring.k[:size], ring.v[:size], scale=kind.scale, mask=mask, sinks=sinks)
 
 
 class FixedFull(AttendingCache):
     """A full layer: row by row at the row's own length. ``places[b]`` is where row ``b`` keeps its KV."""
 
-    def __init__(self, batch: FixedBatch, kind: LayerKind, places: list[tuple[KvPair, int]]) -> None:
-        self._batch = batch
+    def __init__(self, step: FixedStep, kind: LayerKind, places: list[tuple[KvPair, int]]) -> None:
+        self._step = step
         self._kind = kind
         self._places = places
 
@@ -106,21 +114,21 @@ class FixedFull(AttendingCache):
 
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
-        out = [mx.zeros((1, *q.shape[1:3], kind.v_dim), q.dtype)] * self._batch.size
+        out = [mx.zeros((1, *q.shape[1:3], kind.v_dim), q.dtype)] * self._step.size
         for row, position, (pair, lane) in self._rows():
             k, v = pair.view(lane, 0, position + 1)
             out[row.lane] = attention(q[row.lane : row.lane + 1], k, v, scale=kind.scale, sinks=sinks)
         return mx.concatenate(out)
 
     def _rows(self) -> Iterable[tuple[Row, int, tuple[KvPair, int]]]:
-        return zip(self._batch.rows, self._batch.positions, self._places, strict=True)
+        return zip(self._step.rows, self._step.positions, self._places, strict=True)
 
 
 class FixedRecurrent:
     """A recurrent layer: all lanes run, the sequences' states are stored."""
 
-    def __init__(self, batch: FixedBatch, arrays: list[mx.array]) -> None:
-        self._batch = batch
+    def __init__(self, step: FixedStep, arrays: list[mx.array]) -> None:
+        self._step = step
         self._arrays = arrays
 
     def attend(
@@ -129,11 +137,11 @@ class FixedRecurrent:
         raise TypeError("a recurrent layer does not attend")
 
     def state(self) -> tuple[mx.array, ...]:
-        return tuple(array[: self._batch.size] for array in self._arrays)
+        return tuple(array[: self._step.size] for array in self._arrays)
 
     def set_state(self, new: tuple[mx.array, ...]) -> None:
         for array, value in zip(self._arrays, new, strict=True):
-            array[self._batch.lanes] = value[self._batch.lanes]
+            array[self._step.lanes] = value[self._step.lanes]
 
 
 def run_fixed(

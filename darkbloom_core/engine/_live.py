@@ -19,7 +19,7 @@ from darkbloom_core.engine._request import (
 )
 from darkbloom_core.engine._sampling import SampledRow
 from darkbloom_core.engine._sequence import Sequence
-from darkbloom_core.engine._stream import OutputStream
+from darkbloom_core.engine._stream import OutputStream, wake_readers
 from darkbloom_core.engine._text import TextPipeline
 from darkbloom_core.errors import DarkbloomError
 
@@ -45,7 +45,6 @@ class Live:
     submitted_at: float
     progressed_at: float
     row: Row | None = None
-    cancelled: bool = False
     ended: bool = False
     last_token: tuple[mx.array, int] | None = None
     admitted_at: float | None = None
@@ -55,7 +54,10 @@ class Live:
     def take_token(
         self, token: int, stop_ids: frozenset[int], logprobs: tuple[TokenLogprob, ...]
     ) -> FinishReason | None:
-        """Take one token that was read; emit what it brings; return the reason if it is the last."""
+        """Take one token that was read; emit what it brings; return the reason if it is the last.
+
+        Whoever calls it wakes the stream's reader.
+        """
         self.progressed_at = time.monotonic()
         if self.first_token_at is None:
             self.first_token_at = self.progressed_at
@@ -78,6 +80,7 @@ class Live:
             if rest:
                 self.stream.push(OutputDelta(rest))
         self.stream.push(OutputEnd(reason, self._usage(), self._timings(), error))
+        wake_readers((self.stream,))
 
     def _usage(self) -> Usage:
         return Usage(

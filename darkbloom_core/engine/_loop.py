@@ -51,17 +51,20 @@ class Loop:
         while not self._desk.closing:
             if not progressed:
                 self._desk.wait(self._seconds_to_deadline())
-            for live in self._desk.take_arrivals():
-                self.scheduler.add(live.sequence)
+            self._take_arrivals()
             self._look_after(time.monotonic())
             progressed = self._step()
 
     # --- between steps --------------------------------------------------------------
 
+    def _take_arrivals(self) -> None:
+        for live in self._desk.take_arrivals():
+            self.scheduler.add(live.sequence)
+
     def _look_after(self, now: float) -> None:
         """Cancellations, deadlines, and readers that are slow or have caught up."""
         for live in self._desk.lives():
-            if live.cancelled:
+            if live.stream.cancelled:
                 self._finish(live, "cancelled")
             elif now - live.progressed_at > self._options.progress_seconds:
                 self._finish(live, "error", self._too_late(live))
@@ -157,11 +160,11 @@ class Loop:
         self._finish(live, "error", GenerationFailed("the output could not be parsed"))
 
     def _finish(self, live: Live, reason: FinishReason, error: DarkbloomError | None = None) -> None:
-        if not self._desk.leave(live):
-            return  # the engine was given up, and whoever did that has ended it
         self.scheduler.remove(live.sequence)
         if live.row is not None:
             self.runner.forget(live.row)
+        if not self._desk.leave(live):
+            return  # the engine was given up, and whoever did that has ended it
             self.store.close_row(live.row)
             live.row = None
             if not live.tokens:

@@ -17,29 +17,13 @@ from darkbloom_core.engine._caches import AttendingCache, BorrowingCache, attent
 from darkbloom_core.engine._kv import KvPair, KvStore, Row, is_full
 
 
-class PackBatch:
-    """Implements ``contracts.Batch`` for ``lengths[b]`` tokens from position 0 of each of ``rows``."""
+class Pack:
+    """Prompts of ``lengths`` tokens: what the layer caches of a step share."""
 
-    def __init__(self, store: KvStore, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        for row, length in zip(rows, lengths, strict=True):
-            store.make_room(row, length)
-        self.rows = tuple(rows)
+    def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
         self.length = max(lengths)
-        self.offsets = mx.zeros((len(rows),), mx.int32)
         self._masks: dict[int, mx.array] = {}
-        self.caches: list[LayerCache] = []
-        for index, kind in enumerate(store.layers):
-            self.caches.append(self._cache(store, index, kind))
-
-    def drop(self, row: Row) -> None:
-        """Store nothing more for ``row``: its sequence has ended and its place may be another's."""
-        self.lengths[self.rows.index(row)] = 0
-
-    def touched(self, first: int, last: int) -> list[mx.array]:
-        """The arrays that layers ``first`` to ``last - 1`` have written to."""
-        written_to = [cache for cache in self.caches[first:last] if isinstance(cache, PackCache)]
-        return [array for cache in written_to for pair, _ in cache.places for array in (pair.k, pair.v)]
 
     def mask(self, window: int | None) -> mx.array | str:
         """Causal, and inside the window where the pack is longer than it."""
@@ -49,6 +33,34 @@ class PackBatch:
             query, key = mx.arange(self.length)[:, None], mx.arange(self.length)[None]
             self._masks[window] = (key <= query) & (key > query - window)
         return self._masks[window]
+
+
+class PackBatch:
+    """Implements ``contracts.Batch`` for ``lengths[b]`` tokens from position 0 of each of ``rows``."""
+
+    def __init__(self, store: KvStore, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        for row, length in zip(rows, lengths, strict=True):
+            store.make_room(row, length)
+        self.rows = tuple(rows)
+        self.offsets = mx.zeros((len(rows),), mx.int32)
+        self._pack = Pack(lengths)
+        self.caches: list[LayerCache] = []
+        for index, kind in enumerate(store.layers):
+            self.caches.append(self._cache(store, index, kind))
+
+    @property
+    def is_empty(self) -> bool:
+        """All rows were dropped."""
+        return not any(self._pack.lengths)
+
+    def drop(self, row: Row) -> None:
+        """Store nothing more for ``row``: its sequence has ended and its place may be another's."""
+        self._pack.lengths[self.rows.index(row)] = 0
+
+    def touched(self, first: int, last: int) -> list[mx.array]:
+        """The arrays that layers ``first`` to ``last - 1`` have written to."""
+        written_to = [cache for cache in self.caches[first:last] if isinstance(cache, PackCache)]
+        return [array for cache in written_to for pair, _ in cache.places for array in (pair.k, pair.v)]
 
     def _cache(self, store: KvStore, index: int, kind: LayerKind) -> LayerCache:
         if kind.source is not None:
@@ -64,14 +76,14 @@ class PackBatch:
             else:
                 assert slab is not None
                 places.append((slab, row.lane))
-        return PackCache(self, kind, places)
+        return PackCache(self._pack, kind, places)
 
 
 class PackCache(AttendingCache):
     """An attending layer of either kind. ``places[b]`` is where row ``b``'s KV goes."""
 
-    def __init__(self, batch: PackBatch, kind: LayerKind, places: list[tuple[KvPair, int]]) -> None:
-        self._batch = batch
+    def __init__(self, pack: Pack, kind: LayerKind, places: list[tuple[KvPair, int]]) -> None:
+        self._pack = pack
         self._kind = kind
         self._seen: tuple[mx.array, mx.array] | None = None
         self.places = places
@@ -82,7 +94,7 @@ class PackCache(AttendingCache):
         k, v = written(self._kind, k, v)
         self._seen = (k, v)
         out = self.look(q, self._kind, sinks)
-        for row, ((pair, lane), length) in enumerate(zip(self.places, self._batch.lengths, strict=True)):
+        for row, ((pair, lane), length) in enumerate(zip(self.places, self._pack.lengths, strict=True)):
             one_k, one_v = k[row : row + 1, :, :length], v[row : row + 1, :, :length]
             if length == 0:
                 continue
@@ -95,7 +107,7 @@ class PackCache(AttendingCache):
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
         assert self._seen is not None
-        mask = self._batch.mask(kind.window)
+        mask = self._pack.mask(kind.window)
         return attention(q, *self._seen, scale=kind.scale, mask=mask, sinks=sinks)
 
 

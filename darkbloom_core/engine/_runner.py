@@ -24,6 +24,7 @@ from darkbloom_core.engine._live import Launched, Live
 from darkbloom_core.engine._pack import PackBatch
 from darkbloom_core.engine._sampling import Sampler
 from darkbloom_core.engine._scheduler import ChunkSlice
+from darkbloom_core.engine._stream import wake_readers
 from darkbloom_core.engine._warmup import Choices
 
 SMOOTHING = 0.3
@@ -88,6 +89,7 @@ class Runner:
 
     def settle(self) -> None:
         """Wait for what was launched, and read it. Raises ``StepFault``."""
+        self._sampler = self._decoded = None  # an engine that rests holds nothing of anybody
         self._launch(None)
 
     def forget(self, row: Row) -> None:
@@ -96,6 +98,8 @@ class Runner:
         if isinstance(batch, PackBatch):
             if row in batch.rows:
                 batch.drop(row)
+            if batch.is_empty:
+                self._prefilling = None
         elif batch is not None and batch.row is row:
             self._prefilling = None
 
@@ -249,6 +253,7 @@ class Runner:
                 continue
             if reason is not None:
                 self._on_finish(live, reason)
+        wake_readers(live.stream for live in lives)
 
 
 def _row(live: Live) -> Row:
