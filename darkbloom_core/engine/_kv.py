@@ -14,7 +14,7 @@ per token; a row that outgrows the shared slab moves itself, once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
@@ -23,6 +23,9 @@ from darkbloom_core.errors import UnsupportedCheckpoint
 
 GROWTH_TOKENS = 256
 """Buffers of full layers are whole multiples of this many tokens."""
+
+CapturedLayers: TypeAlias = tuple[tuple[mx.array, ...], ...]
+"""What was captured of a row, one entry per layer: K and V, or the states, or nothing."""
 
 _DTYPES: dict[str, Any] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -78,14 +81,16 @@ class KvPair:
 
     def ring_history(self, lane: int, position: int) -> tuple[mx.array, mx.array] | None:
         """Of a ring: up to ``window - 1`` positions before ``position``, in order of time; None if there are none."""
+        count = min(position, self.tokens - 1)
+        return self.ring_view(lane, position - count, position) if count else None
+
+    def ring_view(self, lane: int, start: int, end: int) -> tuple[mx.array, mx.array]:
+        """Of a ring that holds ``end`` positions: those from ``start`` on, at most ``window``, in order of time."""
         window = self.tokens
-        count = min(position, window - 1)
-        if count == 0:
-            return None
-        first, end = (position - count) % window, position % window or window
-        if first < end:
-            return self.view(lane, first, end)
-        old, new = self.view(lane, first, window), self.view(lane, 0, end)
+        first, stop = start % window, end % window or window
+        if first < stop:
+            return self.view(lane, first, stop)
+        old, new = self.view(lane, first, window), self.view(lane, 0, stop)
         return mx.concatenate([old[0], new[0]], axis=2), mx.concatenate([old[1], new[1]], axis=2)
 
     def ring_write(self, lane: int, k: mx.array, v: mx.array, start: int) -> None:
@@ -179,6 +184,44 @@ class KvStore:
                     index, pair, pair.tokens, _capacity(row, pair.tokens, tokens)
                 )
 
+    def capture(self, row: Row, start: int, end: int) -> CapturedLayers:
+        """What ``row``, which holds exactly ``end`` tokens, keeps of tokens ``start`` to ``end - 1``, layer by layer.
+
+        A full layer gives K and V ``[1, kv_heads, end - start, dim]`` of all of them, a window
+        layer of the last ``window`` in order of time, a recurrent layer its state after
+        ``end`` tokens ``[1, *shape]``, a borrowing layer nothing. The arrays are copies, and
+        lazy: evaluate them before anything else is written to the store, or that write copies
+        the buffers that they still read.
+        """
+        captured: list[tuple[mx.array, ...]] = []
+        for index, kind in enumerate(self.layers):
+            views: tuple[mx.array, ...] = ()
+            if kind.state:
+                views = tuple(array[row.lane : row.lane + 1] for array in self.states[index])
+            elif kind.source is None:
+                pair, lane = self._place(row, index)
+                first = start if kind.window is None else max(start, end - kind.window)
+                views = (pair.view if kind.window is None else pair.ring_view)(lane, first, end)
+            captured.append(tuple(mx.contiguous(view) for view in views))
+        return tuple(captured)
+
+    def restore(self, row: Row, captured: CapturedLayers, end: int) -> None:
+        """Write what ``capture`` gave up to ``end`` into ``row``, which then holds ``end`` tokens.
+
+        Pieces that were captured one after the other are restored in the same order. What a
+        full layer holds before the piece, and a window layer before its part of it, stays.
+        """
+        self.make_room(row, end)
+        for index, (kind, arrays) in enumerate(zip(self.layers, captured, strict=True)):
+            if kind.state:
+                for array, value in zip(self.states[index], arrays, strict=True):
+                    array[row.lane : row.lane + 1] = value
+            elif kind.source is None:
+                k, v = arrays
+                pair, lane = self._place(row, index)
+                write = pair.write if kind.window is None else pair.ring_write
+                write(lane, k, v, end - k.shape[2])
+
     def repair(self) -> bool:
         """After a failed step: make sure that the slabs hold values. False if they had to be cleared."""
         try:
@@ -187,6 +230,14 @@ class KvStore:
             self._allocate()
             return False
         return True
+
+    def _place(self, row: Row, index: int) -> tuple[KvPair, int]:
+        """Where ``row`` keeps the KV of an attending layer that stores: the arrays, and its lane in them."""
+        if row.buffers is not None and index in row.buffers:
+            return row.buffers[index], 0
+        slab = self.slabs[index]
+        assert slab is not None
+        return slab, row.lane
 
     def _move_out(self, row: Row, tokens: int) -> None:
         capacity = _capacity(row, self.shared_tokens, tokens)
