@@ -9,8 +9,10 @@ from darkbloom_core.prefix._hashing import (
     chain_root,
     numerics_id,
 )
+from darkbloom_core.prefix._keeping import TailPolicy, saved_milliseconds
 from darkbloom_core.prefix._layout import PART_NAMES, PartLayout, PartName, Piece
 from darkbloom_core.prefix._plan import Costs, PlannedFetch, Reason, ReusePlan, Where, plan_reuse
+from darkbloom_core.prefix._ram import Pins, RamTier
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -22,12 +24,16 @@ __all__ = [
     "PartName",
     "PictureSpan",
     "Piece",
+    "Pins",
     "PlannedFetch",
+    "RamTier",
     "Reason",
     "ReusePlan",
+    "TailPolicy",
     "Where",
     "block_hashes",
     "chain_root",
     "numerics_id",
     "plan_reuse",
+    "saved_milliseconds",
 ]
