@@ -240,6 +240,7 @@ def test_health_tells_which_slots_serve(server) -> None:
     assert answer.json()["slots"][0] == {
         "model": "toy/broken",
         "state": "serving",
+        "activity": "idle",
         "healthy": True,
         "running": 0,
         "waiting": 0,

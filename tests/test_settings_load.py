@@ -105,10 +105,13 @@ def test_options_of_a_plugin_are_found_however_its_name_is_written(load):
         ),
         ("port = 1", "unknown setting port in FILE: did you mean server.port?"),
         ("[sever]\nport = 1", "unknown setting sever in FILE: did you mean the table [server]?"),
-        ("[memory]\nxyzzy = 1", "unknown setting memory.xyzzy in FILE: [memory] has reserve_bytes, kv_bytes"),
+        (
+            "[telemetry]\nxyzzy = 1",
+            "unknown setting telemetry.xyzzy in FILE: [telemetry] has sample_seconds",
+        ),
         (
             "[xyzzy]",
-            "unknown setting xyzzy in FILE: there are the tables server, engine, memory, telemetry, models, options",
+            "unknown setting xyzzy in FILE: there are the tables server, engine, memory, slots, telemetry, models, options",
         ),
         ("[server]\nport = 'x'", "server.port in FILE must be a whole number, not 'x'"),
         ("[server]\nport = '80'", "server.port in FILE must be a whole number, not '80'"),

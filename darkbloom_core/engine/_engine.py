@@ -97,6 +97,10 @@ class Engine:
         self._ceiling_bytes = max(grant_bytes, self._ceiling_bytes)
         self._desk.wake()
 
+    def wake(self) -> None:
+        """Memory became free: those that wait for some may be tried again."""
+        self._desk.wake()
+
     def drain(self) -> None:
         """Take nothing new from now on."""
         self._desk.drain()
@@ -210,6 +214,7 @@ class Engine:
     def _main(self) -> None:
         try:
             model = self._load()
+            self._load = _loaded_before  # what a loader holds on to, such as the weights of another engine, goes
             self._model, self._description, self._weight_bytes = model, model.description, model.weight_bytes
             self._loaded.set()
             self._granted.wait()
@@ -228,8 +233,8 @@ class Engine:
             self._share.allocated = lambda: 0
             mx.synchronize()
             mx.clear_cache()
-            self._share.close()
             mx.clear_streams()
+            self._share.close()
             self._loaded.set()
             self._ready.set()
 
@@ -242,3 +247,7 @@ class Engine:
         self._loop = Loop(self._name, model, parts, self._desk, self._share, self._options)
         self._ready.set()
         self._loop.serve()
+
+
+def _loaded_before() -> LoadedModel:
+    raise AssertionError("an engine loads once")

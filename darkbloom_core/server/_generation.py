@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -218,20 +219,28 @@ class GenerationService:
 
         The request is over when the context is left.
         """
-        slot, prompt = await self._prepare(request)
-        if client.gone:
-            raise RequestCancelled("the client has gone")
-        if self.draining:
-            raise _draining()
-        generation = self._submit(request, slot, prompt)
+        async with self._pinned_slot(request.model, client) as slot:
+            prompt = await self._encode(request, slot)
+            if client.gone:
+                raise RequestCancelled("the client has gone")
+            if self.draining:
+                raise _draining()
+            generation = self._submit(request, slot, prompt)
+            async with self._accounted(generation, request, context, client):
+                yield generation
+
+    @asynccontextmanager
+    async def _accounted(
+        self, generation: Generation, request: AnswerRequest, context: RequestContext, client: ClientWatch
+    ) -> AsyncIterator[None]:
         context.accepted = True
-        self._emitter.emit(RequestStarted(model=slot.name, operation=request.operation))
+        self._emitter.emit(RequestStarted(model=generation.slot.name, operation=request.operation))
         self._live.add(generation)
         self._idle.clear()
         client.when_gone(lambda: generation.cancel(RequestCancelled("the client has gone")))
         error: BaseException | None = None
         try:
-            yield generation
+            yield
         except BaseException as raised:
             error = raised
             raise
@@ -245,17 +254,26 @@ class GenerationService:
             if not self._live:
                 self._idle.set()
 
-    async def _prepare(self, request: AnswerRequest) -> tuple[Slot, Prompt]:
+    @asynccontextmanager
+    async def _pinned_slot(self, name: str, client: ClientWatch) -> AsyncIterator[Slot]:
+        """The slot that serves ``name``, loaded first if it must be, and not evicted while the block runs."""
         if self.draining:
             raise _draining()
-        slot = self.slots.get(request.model)
+        while (slot := self.slots.try_acquire(name)) is None:
+            await _loaded(self.slots.load_known(name), client)
+        try:
+            yield slot
+        finally:
+            self.slots.release(slot)
+
+    async def _encode(self, request: AnswerRequest, slot: Slot) -> Prompt:
         if isinstance(request.source, Chat):
             prompt = await asyncio.to_thread(slot.codec.encode_chat, request.source)
         else:
             prompt = Prompt(await asyncio.to_thread(slot.codec.encode_text, request.source))
         if not prompt.ids:
             raise InvalidRequest("the prompt is empty", param=_source_field(request))
-        return slot, prompt
+        return prompt
 
     def _submit(self, request: AnswerRequest, slot: Slot, prompt: Prompt) -> Generation:
         """Submit one sequence for each choice, or none."""
@@ -293,6 +311,22 @@ class GenerationService:
         while limits[-1] // 2 >= LEAST_DEFAULT_TOKENS:
             limits.append(limits[-1] // 2)
         return limits
+
+
+async def _loaded(load: Future[Slot], client: ClientWatch) -> None:
+    """Wait for a load; a client that goes away stops waiting, and the load goes on for the others."""
+    waiting = asyncio.wrap_future(load)
+
+    def stop_waiting() -> None:
+        waiting.cancel()
+
+    client.when_gone(stop_waiting)
+    try:
+        await waiting
+    except asyncio.CancelledError:
+        if client.gone:
+            raise RequestCancelled("the client has gone") from None
+        raise
 
 
 def _submit_choices(

@@ -40,12 +40,13 @@ def health_routes(
 def readiness(
     service: GenerationService, plugins: Sequence[PluginReport], sink_failures: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Ready means that at least one slot serves and its engine makes progress.
+    """Ready means that at least one slot serves and its engine makes progress, or that all models wait to be asked for.
 
     Plugins and sinks appear only if they failed.
     """
     slots = [_slot_body(slot) for slot in service.slots.slots()]
     serving = any(slot["state"] == "serving" and slot["healthy"] for slot in slots)
+    serving = serving or bool(service.slots.known() and not slots)
     status = "draining" if service.draining else "ready" if serving else "not ready"
     return {
         "status": status,
@@ -69,6 +70,7 @@ def _slot_body(slot: Slot) -> dict[str, Any]:
     return {
         "model": slot.name,
         "state": slot.state,
+        "activity": slot.activity,
         "healthy": status.healthy,
         "running": status.running,
         "waiting": status.waiting,

@@ -25,7 +25,7 @@ from darkbloom_core.server._generation import Generation, GenerationService
 from darkbloom_core.server._requests import AnswerRequest
 
 if TYPE_CHECKING:
-    from darkbloom_core.slots import Slot
+    from darkbloom_core.slots import KnownModel, Slot
 
 LARGE_BODY_BYTES = 64 * 1024
 """A body from this size on is read in a thread, so that it holds nobody's stream up."""
@@ -114,7 +114,7 @@ async def _send_part(send: Send, data: bytes) -> None:
 
 def _list_models(service: GenerationService) -> Callable[[Request], Any]:
     async def list_models(_: Request) -> JSONResponse:
-        data = [model_body(slot) for slot in service.slots.slots() if slot.state == "serving"]
+        data = [model_body(model) for model in service.slots.known()]
         return JSONResponse({"object": "list", "data": data})
 
     return list_models
@@ -122,17 +122,17 @@ def _list_models(service: GenerationService) -> Callable[[Request], Any]:
 
 def _one_model(service: GenerationService) -> Callable[[Request], Any]:
     async def one_model(request: Request) -> JSONResponse:
-        return JSONResponse(model_body(service.slots.get(request.path_params["name"])))
+        return JSONResponse(model_body(service.slots.known_model(request.path_params["name"])))
 
     return one_model
 
 
-def model_body(slot: Slot) -> dict[str, Any]:
+def model_body(model: KnownModel) -> dict[str, Any]:
     """A model in the shape of OpenAI's API, and how long its context is."""
     return {
-        "id": slot.name,
+        "id": model.name,
         "object": "model",
-        "created": slot.created_unix_seconds,
-        "owned_by": slot.description.family,
-        "context_length": slot.description.context_tokens,
+        "created": model.created_unix_seconds,
+        "owned_by": model.description.family,
+        "context_length": model.description.context_tokens,
     }

@@ -2,7 +2,8 @@
 
 from darkbloom_core.slots._defaults import sampling_defaults
 from darkbloom_core.slots._device import current_device
-from darkbloom_core.slots._manager import SlotManager
+from darkbloom_core.slots._manager import KnownModel, SlotManager
+from darkbloom_core.slots._memory import memory_terms
 from darkbloom_core.slots._resolve import (
     ModelPlaces,
     NamedCheckpoint,
@@ -11,16 +12,22 @@ from darkbloom_core.slots._resolve import (
     resolve_model,
     resolve_models,
 )
-from darkbloom_core.slots._slot import Slot
+from darkbloom_core.slots._slot import Activity, Slot
+from darkbloom_core.slots._weights import Digests, estimated_weight_bytes
 
 __all__ = [
+    "Activity",
+    "Digests",
+    "KnownModel",
     "ModelPlaces",
     "NamedCheckpoint",
     "Slot",
     "SlotManager",
     "current_device",
+    "estimated_weight_bytes",
     "hub_checkpoints",
     "hub_folder",
+    "memory_terms",
     "resolve_model",
     "resolve_models",
     "sampling_defaults",

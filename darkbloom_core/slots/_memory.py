@@ -1,0 +1,183 @@
+"""What slots do with memory: check that a model fits, divide KV among those that are loaded, measure afterwards.
+
+Always true: the grants of all slots never add up to more than the budget, since shares
+shrink before one grows; a refused load changes no grant.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from darkbloom_core.errors import GrantTooSmall, ModelDoesNotFit
+from darkbloom_core.memory import (
+    Ledger,
+    MemoryTerms,
+    Pool,
+    Readings,
+    Reclaimer,
+    Share,
+    cap_fraction,
+    kv_grants,
+)
+from darkbloom_core.settings import MemorySettings
+from darkbloom_core.slots._slot import Slot
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 30
+"""When to come back after a model did not fit."""
+
+
+def memory_terms(
+    settings: MemorySettings, physical_bytes: int, measured_activation_bytes: int = 0
+) -> MemoryTerms:
+    """The memory terms of a machine of ``physical_bytes`` under ``settings``: the loader's and the doctor's."""
+    configured = settings.physical_bytes
+    return MemoryTerms(
+        physical_bytes=physical_bytes if configured is None else min(configured, physical_bytes),
+        operator_reserve_bytes=settings.reserve_bytes,
+        fraction=cap_fraction(settings.cap_fraction),
+        activation_bytes=settings.activation_bytes,
+        measured_activation_bytes=measured_activation_bytes,
+    )
+
+
+class SlotMemory:
+    """``slots`` gives every slot that holds memory; ``on_flushed`` is called when memory became free."""
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        readings: Readings,
+        slots: Callable[[], Iterable[Slot]],
+        on_flushed: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._readings = readings
+        self._slots = slots
+        self._numbers = itertools.count()
+        self.reclaimer = Reclaimer(readings, on_flushed)
+        self.ledger = Ledger(self._headroom, unified=readings.unified, on_shortfall=self.reclaimer.want)
+        self.left_behind: list[tuple[Callable[[], bool], int]] = []
+
+    def close(self) -> None:
+        """End the reclaimer's thread. Idempotent."""
+        self.reclaimer.close()
+
+    def new_share(self, name: str) -> Share:
+        """A share of the ledger for an engine of the model ``name``; the limit comes with its grant."""
+        return self.ledger.share(f"{name}#{next(self._numbers)}")
+
+    def terms(self) -> MemoryTerms:
+        """The terms now: what warm-up measured so far is in them."""
+        measured = sum(slot.activation_bytes for slot in self._slots())
+        return memory_terms(self._settings, self._readings.read("device").physical_bytes, measured)
+
+    # --- loading -----------------------------------------------------------------------
+
+    def claim(self, name: str, weight_bytes: int) -> bool:
+        """Reserve a model's weights if they fit now, in one step with the check."""
+        terms, loaded, found = self.terms(), self._weight_bytes(), self._readings.read("device")
+
+        def admits(outstanding_bytes: int) -> bool:
+            check = terms.check_load(
+                weight_bytes,
+                used_bytes=found.used_bytes,
+                system_free_bytes=found.free_bytes,
+                outstanding_bytes=outstanding_bytes,
+                loaded_weight_bytes=loaded,
+            )
+            log.info("%s needs %s bytes to load, %s are free", name, check.required_bytes, check.free_bytes)
+            return check.verdict == "fits"
+
+        return self.ledger.claim_load(_claim(name), weight_bytes, admits)
+
+    def release(self, name: str) -> None:
+        """The weights are visible in the readings now, or gone. Idempotent."""
+        self.ledger.release(_claim(name))
+
+    def clear_cache(self) -> None:
+        """Before measuring: what MLX only keeps for later goes back."""
+        self._readings.clear_cache()
+
+    def refusal(self, name: str, weight_bytes: int) -> ModelDoesNotFit:
+        """What to say when ``claim`` was refused."""
+        need = self.terms().load_headroom(weight_bytes, self._weight_bytes())
+        return ModelDoesNotFit(
+            f"{name} may take {weight_bytes} bytes while it loads and needs {need} more to serve, "
+            "which are not free now",
+            retry_after_seconds=RETRY_SECONDS,
+        )
+
+    def check_serves(self, slot: Slot) -> None:
+        """After the cache was cleared: raise ``ModelDoesNotFit`` unless what is left is enough to serve.
+
+        The slot's own KV slabs, if it has them yet, count as left: they serve.
+        """
+        terms, found = self.terms(), self._readings.read("device")
+        weights = self._weight_bytes()
+        left = terms.live_headroom(found.used_bytes, found.free_bytes, weights) + slot.engine.slab_bytes
+        if not terms.serves_after_load(left, self.ledger.outstanding_bytes("device"), slot.weight_bytes):
+            raise ModelDoesNotFit(
+                f"with {slot.name} loaded only {left} bytes are left, too little to serve with",
+                retry_after_seconds=RETRY_SECONDS,
+            )
+
+    # --- sharing -------------------------------------------------------------------------
+
+    def budget(self) -> int:
+        """KV bytes for all slots together."""
+        if self._settings.kv_bytes is not None:
+            return self._settings.kv_bytes
+        return self.terms().kv_budget(self._weight_bytes() + self._left_behind_bytes())
+
+    def share_out(self, *, check: bool) -> None:
+        """Divide the budget anew: first those shrink that must, then the others grow.
+
+        With ``check`` raise ``GrantTooSmall`` instead, changing nothing, if a slot would
+        get less than the minimum, or less than its slabs hold already.
+        """
+        slots, budget = list(self._slots()), self.budget()
+        grants = kv_grants(budget, [slot.demand for slot in slots])
+        if check:
+            self._check_grants(slots, grants)
+        changed = [
+            (slot, grant) for slot, grant in zip(slots, grants, strict=True) if grant != slot.grant_bytes
+        ]
+        for slot, grant in sorted(changed, key=lambda pair: pair[1] > pair[0].grant_bytes):
+            slot.grant_bytes = grant
+            slot.engine.resize(grant)
+
+    def _check_grants(self, slots: Sequence[Slot], grants: Sequence[int]) -> None:
+        terms = self.terms()
+        for slot, grant in zip(slots, grants, strict=True):
+            least = slot.engine.slab_bytes
+            if self._settings.kv_bytes is None:
+                least = max(least, terms.minimum_kv(slot.weight_bytes))
+            if grant < least:
+                raise GrantTooSmall(
+                    f"{slot.name} would be left with {grant} bytes of KV memory and needs {least}",
+                    retry_after_seconds=RETRY_SECONDS,
+                )
+
+    # --- readings --------------------------------------------------------------------------
+
+    def _headroom(self, pool: Pool) -> int:
+        found = self._readings.read(pool)
+        if pool == "device" or self._readings.unified:
+            return self.terms().live_headroom(found.used_bytes, found.free_bytes, self._weight_bytes())
+        return memory_terms(self._settings, found.physical_bytes).live_headroom(0, found.free_bytes, 0)
+
+    def _weight_bytes(self) -> int:
+        return sum(slot.weight_bytes for slot in self._slots())
+
+    def _left_behind_bytes(self) -> int:
+        """What engines hold whose threads are stuck; forgotten once their thread has ended."""
+        self.left_behind = [(alive, size) for alive, size in self.left_behind if alive()]
+        return sum(size for _, size in self.left_behind)
+
+
+def _claim(name: str) -> str:
+    return f"load of {name}"
