@@ -189,7 +189,7 @@ def test_a_stop_string_ends_the_output_and_frees_the_row(build):
     stop = text[5:8]
     events = list(engine.submit(request("a", [1, 2, 3], 20, stop=(stop,))))
     assert text_of(events) == text[: text.index(stop)]
-    assert events[-1].reason == "stop"
+    assert (events[-1].reason, events[-1].stop_string) == ("stop", stop)
     wait_for(lambda: is_empty(engine))
 
 

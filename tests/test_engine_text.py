@@ -76,7 +76,10 @@ def first_stop(text: str, stops: tuple[str, ...]) -> str:
 )
 def test_the_text_ends_before_the_stop_string_that_is_complete_first_however_it_is_cut(text, stops, places):
     pieces = cut(text.encode(), places)
-    assert run(pipeline(pieces, stops), len(pieces)) == first_stop(text, stops)
+    pipe, expected = pipeline(pieces, stops), first_stop(text, stops)
+    assert run(pipe, len(pieces)) == expected
+    assert pipe.stopped == (expected != text)
+    assert pipe.stop_string is None or text.startswith(expected + pipe.stop_string)
 
 
 def test_nothing_of_a_stop_string_leaks_and_what_was_held_back_comes_at_the_end():

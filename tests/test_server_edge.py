@@ -12,6 +12,7 @@ from starlette.routing import Route
 from toy_server import ToyServer
 
 from darkbloom_core.contracts import RequestRefused
+from darkbloom_core.errors import QueueFull
 from darkbloom_core.server import generation_service, request_context
 
 
@@ -145,6 +146,10 @@ def extended(tmp_path_factory):
 
         return StreamingResponse(parts())
 
+    async def other_dialect(request):
+        request_context(request.scope).error_body = lambda answer: {"wrong": [answer.status, answer.code]}
+        raise QueueFull("not now") if request.method == "GET" else ValueError("the secret of the request")
+
     async def shadow(request):
         return PlainTextResponse("not the core's")
 
@@ -153,6 +158,7 @@ def extended(tmp_path_factory):
         Route("/plugin/breaks", breaks),
         Route("/plugin/teapot", teapot),
         Route("/plugin/late", breaks_late),
+        Route("/plugin/dialect", other_dialect, methods=["GET", "POST"]),
         Route("/v1/models", shadow),
     ]
     folder = tmp_path_factory.mktemp("extended")
@@ -176,6 +182,13 @@ def test_a_route_that_breaks_answers_500_without_its_words(extended, caplog) -> 
     assert "secret" not in answer.text
     assert [record.exc_info[1].args for record in caplog.records] == [("the secret of the request",)]
     assert httpx.get(f"{extended.url}/plugin/teapot").json()["error"]["message"] == "I am a teapot"
+
+
+def test_a_route_may_write_errors_in_the_shape_of_another_dialect(extended) -> None:
+    refused = httpx.get(f"{extended.url}/plugin/dialect")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json() == {"wrong": [429, "queue_full"]}
+    assert httpx.post(f"{extended.url}/plugin/dialect").json() == {"wrong": [500, "internal_error"]}
 
 
 def test_a_route_that_breaks_late_breaks_the_connection(extended, caplog) -> None:

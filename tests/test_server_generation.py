@@ -68,6 +68,17 @@ def ask(model="slow", **fields) -> AnswerRequest:
     return AnswerRequest(**{"model": model, "source": CHAT, "max_tokens": 3000, **fields})
 
 
+def test_the_length_of_the_prompt_is_known_before_any_output(server) -> None:
+    async def both(generation):
+        before = generation.prompt_tokens
+        async for _ in generation:
+            pass
+        return before, generation.usage.prompt_tokens
+
+    before, after = run(server, ask(max_tokens=1), both)
+    assert before == after > 0
+
+
 async def everything(generation):
     return [event async for event in generation]
 

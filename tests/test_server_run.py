@@ -160,6 +160,16 @@ def test_a_free_port_is_found_and_told(empty_app) -> None:
         assert httpx.get(f"{server.url}/health/live").status_code == 200
 
 
+def test_small_answers_do_not_wait_for_the_client_to_acknowledge_the_last_one(empty_app) -> None:
+    with BackgroundServer(empty_app) as server, httpx.Client(base_url=server.url) as client:
+        seconds = []
+        for _ in range(10):
+            begun = time.monotonic()
+            client.get("/health/live")
+            seconds.append(time.monotonic() - begun)
+    assert min(seconds[2:]) < 0.03
+
+
 def test_an_address_that_cannot_be_had_is_said_so(empty_app) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

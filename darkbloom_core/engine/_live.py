@@ -79,7 +79,7 @@ class Live:
             rest = merged(self.text.finish())
             if rest:
                 self.stream.push(OutputDelta(rest))
-        self.stream.push(OutputEnd(reason, self._usage(), self._timings(), error))
+        self.stream.push(OutputEnd(reason, self._usage(), self._timings(), error, self.text.stop_string))
         wake_readers((self.stream,))
 
     def _usage(self) -> Usage:

@@ -89,12 +89,16 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True)
 class OutputEnd:
-    """The last event of every stream, exactly once. ``error`` is set if and only if ``reason`` is "error"."""
+    """The last event of every stream, exactly once. ``error`` is set if and only if ``reason`` is "error".
+
+    ``stop_string`` is the one of ``GenerationRequest.stop`` that ended the output, if one did.
+    """
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     error: DarkbloomError | None = None
+    stop_string: str | None = None
 
 
 OutputEvent = OutputDelta | OutputEnd

@@ -15,30 +15,31 @@ from darkbloom_core.contracts import ContentDelta, Delta, OutputParser, Reasonin
 
 
 class StopMatcher:
-    """Finds the first stop string in a text that arrives in pieces."""
+    """Finds the first stop string in a text that arrives in pieces; it is ``matched`` then."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
         self._held = ""
-        self.matched = False
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """The text that is certainly before any stop string; '' once one has matched."""
-        if self.matched:
+        if self.matched is not None:
             return ""
         self._held += text
-        found = [(place + len(stop), place) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        places = ((self._held.find(stop), stop) for stop in self._stops)
+        found = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
         if found:
-            self.matched = True
-            return self._held[: min(found)[1]]
+            _, place, self.matched = min(found)
+            return self._held[:place]
         keep = self._ambiguous_suffix()
         out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return out
 
     def flush(self) -> str:
         """What was held back, when no more text comes or something else comes in between."""
-        out, self._held = ("" if self.matched else self._held), ""
+        out, self._held = (self._held if self.matched is None else ""), ""
         return out
 
     def _ambiguous_suffix(self) -> int:
@@ -50,7 +51,7 @@ class StopMatcher:
 
 
 class TextPipeline:
-    """Tokens in, deltas out. ``stopped`` turns true when a stop string has matched in the content."""
+    """Tokens in, deltas out. ``stop_string`` is the one that has matched in the content, if one has."""
 
     def __init__(
         self,
@@ -68,8 +69,12 @@ class TextPipeline:
         self.reasoning_tokens = 0
 
     @property
+    def stop_string(self) -> str | None:
+        return None if self._matcher is None else self._matcher.matched
+
+    @property
     def stopped(self) -> bool:
-        return self._matcher is not None and self._matcher.matched
+        return self.stop_string is not None
 
     def push(self, token: int) -> tuple[Delta, ...]:
         """The deltas that one more token brings."""
@@ -96,7 +101,7 @@ class TextPipeline:
             return tuple(deltas)
         out: list[Delta] = []
         for delta in deltas:
-            if matcher.matched:
+            if matcher.matched is not None:
                 break
             if isinstance(delta, ContentDelta):
                 text = matcher.push(delta.text)

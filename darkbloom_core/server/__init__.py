@@ -1,6 +1,7 @@
 """HTTP: OpenAI chat, completions and models; health; server-sent events; one table from errors to answers."""
 
 from darkbloom_core.server._app import create_app, generation_service, telemetry_sinks
+from darkbloom_core.server._bodies import read_json
 from darkbloom_core.server._context import ClientWatch, RequestContext, request_context
 from darkbloom_core.server._errors import ErrorAnswer, error_answer
 from darkbloom_core.server._generation import Generation, GenerationService
@@ -20,6 +21,7 @@ __all__ = [
     "create_app",
     "error_answer",
     "generation_service",
+    "read_json",
     "request_context",
     "serve",
     "telemetry_sinks",

@@ -6,11 +6,14 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
+
+from darkbloom_core.server._errors import ErrorAnswer
 
 REQUEST_ID_CHARACTERS = 256
 
@@ -20,7 +23,11 @@ _REQUEST_ID = re.compile(rf"[\x20-\x7e]{{1,{REQUEST_ID_CHARACTERS}}}")
 
 
 class RequestContext:
-    """``accepted`` is set once ``RequestStarted`` was emitted: from then on the request is not refused any more."""
+    """``accepted`` is set once ``RequestStarted`` was emitted: from then on the request is not refused any more.
+
+    ``error_body`` writes the body of an error; a route of another dialect puts its own there
+    before anything can fail.
+    """
 
     def __init__(self, headers: Headers) -> None:
         self.request_id = _request_id(headers.get("x-request-id"))
@@ -28,6 +35,7 @@ class RequestContext:
         self.started_unix_nanoseconds = time.time_ns()
         self.started_seconds = time.monotonic()
         self.accepted = False
+        self.error_body: Callable[[ErrorAnswer], Mapping[str, Any]] = ErrorAnswer.body
 
     def store(self, scope: Scope) -> None:
         """Make this the context of the request that ``scope`` describes."""

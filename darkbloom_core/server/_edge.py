@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from darkbloom_core.contracts import Emitter, RequestRefused
 from darkbloom_core.errors import BodyTooLarge, DarkbloomError
 from darkbloom_core.server._context import RequestContext
-from darkbloom_core.server._errors import ErrorAnswer, error_answer
+from darkbloom_core.server._errors import error_answer
 
 logger = logging.getLogger("darkbloom.server")
 
@@ -56,7 +56,8 @@ class Edge:
                 self._emitter.emit(RequestRefused(status=answer.status, error_code=answer.code))
             if answer_began:
                 raise
-            await send_error(send_with_id, answer)
+            content, fields = context.error_body(answer), dict(answer.headers)
+            await send_json(send_with_id, content, status=answer.status, headers=fields)
 
 
 async def send_json(
@@ -68,11 +69,6 @@ async def send_json(
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
-
-
-async def send_error(send: Send, answer: ErrorAnswer) -> None:
-    """Send an error in the shape of OpenAI's API."""
-    await send_json(send, answer.body(), status=answer.status, headers=dict(answer.headers))
 
 
 class _BoundedBody:

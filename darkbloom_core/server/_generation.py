@@ -67,9 +67,15 @@ class Generation:
     """
 
     def __init__(
-        self, slot: Slot, sampling: SamplingParams, max_tokens: int, streams: Sequence[OutputStream]
+        self,
+        slot: Slot,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        max_tokens: int,
+        streams: Sequence[OutputStream],
     ) -> None:
         self.slot = slot
+        self.prompt_tokens = len(prompt.ids)
         self.sampling = sampling
         self.max_tokens = max_tokens
         self.error: DarkbloomError | None = None
@@ -288,7 +294,7 @@ class GenerationService:
                 if position == len(limits) - 1:
                     raise
             else:
-                return Generation(slot, sampling, max_tokens, streams)
+                return Generation(slot, prompt, sampling, max_tokens, streams)
         raise AssertionError("there is always a limit to try")
 
     def _token_limits(self, request: AnswerRequest, slot: Slot, prompt: Prompt) -> list[int]:
