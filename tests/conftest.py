@@ -213,7 +213,7 @@ def serve(process_environment, tmp_path):
 
 
 class LiveServer:
-    """The real server in this process, with both demo checkpoints; ``sink`` keeps the telemetry events."""
+    """The real server in this process, with both demo checkpoints and the dialects; ``sink`` keeps the telemetry events."""
 
     def __init__(self):
         from at_rest import AtRest
@@ -221,16 +221,18 @@ class LiveServer:
 
         from darkbloom_core.plugins import load_plugins
         from darkbloom_core.server import BackgroundServer, create_app, generation_service
-        from darkbloom_core.settings import Settings
+        from darkbloom_core.settings import ServerSettings, Settings
         from darkbloom_core.slots import SlotManager
         from darkbloom_core.telemetry import SinkEmitter
 
-        settings, plugins, self.sink = Settings(), load_plugins(), RecordingSink()
+        settings = Settings(server=ServerSettings(route_plugins=("dialects",)))
+        plugins, self.sink = load_plugins(), RecordingSink()
         self._emitter = SinkEmitter([self.sink])
         self._slots = SlotManager(settings, plugins.family_for, self._emitter)
         for name, path in plugins.checkpoints().items():
             self._slots.load(name, path)
-        app = create_app(self._slots, settings, self._emitter, (), plugins.report)
+        routes = plugins.server_routes(settings)
+        app = create_app(self._slots, settings, self._emitter, routes, plugins.report)
         self._server = BackgroundServer(app)
         self.wait_until_idle = AtRest(generation_service(app)).wait
         self.url = self._server.url

@@ -1,0 +1,74 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from darkbloom_core.contracts import Chat
+from darkbloom_core.errors import MethodNotAllowed, RouteNotFound
+from darkbloom_core.server import ErrorAnswer, Generation, generation_service, read_json, request_context
+from darkbloom_dialects._anthropic_answer import MessageAnswer, error_body
+from darkbloom_dialects._anthropic_bodies import CountBody, MessagesBody
+from darkbloom_dialects._anthropic_request import AskedMessage, asked_chat, asked_message
+from darkbloom_dialects._endpoint import AnswerEndpoint, read_in_time
+
+
+def anthropic_routes() -> list[BaseRoute]:
+    """``/v1/messages`` and what is below it."""
+    return [
+        Route("/v1/messages", Messages()),
+        Route("/v1/messages/count_tokens", CountTokens()),
+        Route("/v1/messages/{rest:path}", Nothing()),
+    ]
+
+
+class Messages(AnswerEndpoint[AskedMessage]):
+    """``POST /v1/messages``."""
+
+    def read(self, data: bytes) -> AskedMessage:
+        return asked_message(read_json(data, MessagesBody), date.today())
+
+    def answer(self, asked: AskedMessage, generation: Generation) -> MessageAnswer:
+        return MessageAnswer(
+            model=generation.slot.name,
+            prompt_tokens=generation.prompt_tokens,
+            shows_thinking=asked.shows_thinking,
+        )
+
+    def error_body(self, answer: ErrorAnswer) -> Mapping[str, Any]:
+        return error_body(answer)
+
+
+class CountTokens:
+    """``POST /v1/messages/count_tokens``: how long the prompt would be."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_context(scope).error_body = error_body
+        if scope["method"] != "POST":
+            raise MethodNotAllowed("only POST is possible here")
+        data = await Request(scope, receive).body()
+        model, chat = await read_in_time(_read_count, data)
+        slot = generation_service(scope["app"]).slots.get(model)
+        prompt = await asyncio.to_thread(slot.codec.encode_chat, chat)
+        await JSONResponse({"input_tokens": len(prompt.ids)})(scope, receive, send)
+
+
+def _read_count(data: bytes) -> tuple[str, Chat]:
+    body = read_json(data, CountBody)
+    return body.model, asked_chat(body, date.today())
+
+
+class Nothing:
+    """Any other path: its error has the dialect's shape, too."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_context(scope).error_body = error_body
+        raise RouteNotFound("there is nothing at this path")
