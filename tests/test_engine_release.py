@@ -67,3 +67,18 @@ def test_a_step_leaves_no_cycles_behind(engine):
     gc.collect()
     play(engine, 1)
     assert gc.collect() == 0
+
+
+def test_a_failed_step_keeps_nothing_even_if_its_log_record_is_kept(caplog):
+    engine = start(ToyModel([full()], fail_on=13), grant=GRANT)
+    gc.disable()
+    try:
+        asked = request("a", [1] * 29)
+        parser = weakref.ref(asked.parser)
+        assert list(engine.submit(asked))[-1].reason == "error"
+        del asked
+        wait_for(lambda: parser() is None)
+        assert "this length fails" in caplog.text
+    finally:
+        gc.enable()
+        engine.close()

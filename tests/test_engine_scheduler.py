@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_life import longest_wait, play
 
 from darkbloom_core.contracts import MediaSpan
 from darkbloom_core.engine._scheduler import PRIORITY_ARRIVALS, Scheduler, chunk_end
@@ -157,68 +157,11 @@ def test_a_member_that_leaves_a_pack_leaves_the_others_in_it():
     assert (piece.sequences, piece.first_layer) == ((stays,), 2)
 
 
-def play(steps: int, seed: int) -> dict[str, int]:
-    """Random arrivals, cancellations, priorities and budget changes; returns counts of what happened."""
-    chance = random.Random(seed)
-    scheduler = Scheduler(max_rows=8, layers=6, grid=256, pack_tokens=chance.choice([0, 512]))
-    budget, reserved = 5000, {}
-    ended: dict[str, int] = {}
-    arrived: dict[str, int] = {}
-    count, longest_wait = 0, 0
-
-    def reserve(sequence: Sequence) -> bool:
-        size = sequence.prompt_tokens + sequence.max_tokens
-        if sum(reserved.values()) + size > budget:
-            return False
-        reserved[sequence.id] = size
-        return True
-
-    def end(sequence: Sequence) -> None:
-        scheduler.remove(sequence)
-        reserved.pop(sequence.id, None)
-        ended[sequence.id] = ended.get(sequence.id, 0) + 1
-
-    for step in range(steps):
-        if chance.random() < 0.05 and len(scheduler.waiting) < 64:
-            sequence = _sequence(
-                str(count), chance.randint(1, 900), chance.randint(1, 60), chance.randint(0, 2)
-            )
-            arrived[sequence.id] = step
-            count += 1
-            scheduler.add(sequence)
-        if chance.random() < 0.01 and (scheduler.running or scheduler.waiting):
-            end(chance.choice(scheduler.running + scheduler.waiting))
-        if chance.random() < 0.001:
-            budget = chance.choice([2000, 5000, 9000])
-        for sequence in scheduler.admit(reserve):
-            longest_wait = max(longest_wait, step - arrived[sequence.id])
-        plan = scheduler.plan(chance.randint(1, 6))
-        piece = plan.prefill
-        for sequence in plan.decode:
-            assert sequence.prefilled == sequence.prompt_tokens
-            sequence.launched += 1
-        for sequence in piece.sequences if piece is not None else ():
-            assert sequence in scheduler.running
-            assert piece.start == sequence.prefilled
-            if piece.last_layer == 6:
-                sequence.prefilled = min(piece.end, sequence.prompt_tokens)
-                sequence.launched = int(sequence.prefilled == sequence.prompt_tokens)
-        for sequence in scheduler.running:
-            if sequence.launched == sequence.max_tokens:
-                end(sequence)
-    for sequence in scheduler.running + scheduler.waiting:
-        end(sequence)
-    assert not reserved
-    return {
-        "arrived": count,
-        "ended": len(ended),
-        "most_ends": max(ended.values()),
-        "longest_wait": longest_wait,
-    }
-
-
-def test_every_sequence_of_a_random_life_ends_exactly_once_and_gives_everything_back():
-    result = play(30_000, seed=1)
-    assert result["arrived"] == result["ended"] > 1000
-    assert result["most_ends"] == 1
-    assert result["longest_wait"] < 10_000
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_sequence_of_a_random_life_ends_exactly_once_and_none_starves(packed):
+    life = play(12_000, seed=1, packed=packed)
+    assert set(life.ends.values()) == {1}
+    assert life.arrived == len(life.ends) > 300
+    assert life.reserved_bytes == 0
+    assert life.longest_wait <= longest_wait()
+    assert (life.largest_pack > 1) == packed

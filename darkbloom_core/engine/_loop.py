@@ -147,7 +147,9 @@ class Loop:
 
     def _fail(self, fault: StepFault) -> None:
         """End the sequences of a step that raised; the others go on, unless their storage broke too."""
-        log.error("a step of %s failed: %s", self._name, fault, exc_info=fault.__cause__)
+        # as text: a log record that somebody keeps must not keep the frames, and with them rows and arrays
+        story = "".join(traceback.format_exception(fault.__cause__))
+        log.error("a step of %s failed: %s", self._name, story)
         members = fault.members if self.store.repair() else self._desk.lives()
         for live in members:
             if not live.ended:
