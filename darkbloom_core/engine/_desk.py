@@ -84,9 +84,12 @@ class Desk:
     def leave(self, live: Live) -> bool:
         """Take ``live`` off; False if somebody else has."""
         with self._changed:
+            if self._lives.get(live.request.id) is not live:
+                return False
             del self._lives[live.request.id]
             if live in self._arrived:
                 self._arrived.remove(live)
+            return True
 
     def clear(self) -> tuple[Live, ...]:
         """Take everybody off, and let nobody enter any more."""

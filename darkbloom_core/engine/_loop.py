@@ -162,11 +162,11 @@ class Loop:
         self._finish(live, "error", GenerationFailed("the output could not be parsed"))
 
     def _finish(self, live: Live, reason: FinishReason, error: DarkbloomError | None = None) -> None:
+        if not self._desk.leave(live):
+            return  # the engine was given up, and whoever did that has ended it
         self.scheduler.remove(live.sequence)
         if live.row is not None:
             self.runner.forget(live.row)
-        if not self._desk.leave(live):
-            return  # the engine was given up, and whoever did that has ended it
             self.store.close_row(live.row)
             live.row = None
             if not live.tokens:
