@@ -13,11 +13,17 @@ from darkbloom_core.prefix._keeping import TailPolicy, saved_milliseconds
 from darkbloom_core.prefix._layout import PART_NAMES, PartLayout, PartName, Piece
 from darkbloom_core.prefix._plan import Costs, PlannedFetch, Reason, ReusePlan, Where, plan_reuse
 from darkbloom_core.prefix._ram import Pins, RamTier
+from darkbloom_core.prefix._rates import Rates
+from darkbloom_core.prefix._scopes import scope_salt
+from darkbloom_core.prefix._sharing import PrefillSharing
+from darkbloom_core.prefix._stack import RAM, CacheStack, StagedPart, Staging
 
 __all__ = [
     "BLOCK_TOKENS",
     "NO_SALT",
     "PART_NAMES",
+    "RAM",
+    "CacheStack",
     "Costs",
     "Numerics",
     "PartLayout",
@@ -26,9 +32,13 @@ __all__ = [
     "Piece",
     "Pins",
     "PlannedFetch",
+    "PrefillSharing",
     "RamTier",
+    "Rates",
     "Reason",
     "ReusePlan",
+    "StagedPart",
+    "Staging",
     "TailPolicy",
     "Where",
     "block_hashes",
@@ -36,4 +46,5 @@ __all__ = [
     "numerics_id",
     "plan_reuse",
     "saved_milliseconds",
+    "scope_salt",
 ]

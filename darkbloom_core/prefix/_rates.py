@@ -1,0 +1,60 @@
+"""What prefill and fetching cost on this machine, measured while they happen.
+
+Always true: no rate is negative; one odd measurement moves a rate by no more than ``SMOOTHING``
+of the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from darkbloom_core.prefix._plan import Costs
+
+SMOOTHING = 0.2
+
+ASSUMED_PREFILL_MILLISECONDS_PER_TOKEN = 0.5
+ASSUMED_FETCH_MILLISECONDS_PER_BYTE = 1e-6
+"""A gigabyte in a second, until it was measured."""
+
+
+class Rates:
+    """Smoothed measurements. Thread-safe. ``assumed`` are milliseconds per byte of places, to begin with."""
+
+    def __init__(self, assumed: Mapping[str, float]) -> None:
+        self._lock = threading.Lock()
+        self._prefill: float | None = None
+        self._fetch: dict[str, float | None] = dict.fromkeys(assumed)
+        self._assumed = dict(assumed)
+
+    def prefilled(self, tokens: int, milliseconds: float) -> None:
+        """A chunk of ``tokens`` tokens took this long, all layers together."""
+        with self._lock:
+            self._prefill = _moved(self._prefill, milliseconds, tokens)
+
+    def fetched(self, place: str, size_bytes: int, milliseconds: float) -> None:
+        """So many bytes of parts came from ``place`` and into a row in this time."""
+        with self._lock:
+            self._fetch[place] = _moved(self._fetch.get(place), milliseconds, size_bytes)
+
+    def costs(self) -> Costs:
+        """What the planner is given now."""
+        with self._lock:
+            fetch = {
+                place: self._assumed.get(place, ASSUMED_FETCH_MILLISECONDS_PER_BYTE) if rate is None else rate
+                for place, rate in self._fetch.items()
+            }
+            prefill = self._prefill
+        return Costs(
+            prefill_milliseconds_per_token=(
+                ASSUMED_PREFILL_MILLISECONDS_PER_TOKEN if prefill is None else prefill
+            ),
+            fetch_milliseconds_per_byte=fetch,
+        )
+
+
+def _moved(rate: float | None, milliseconds: float, count: int) -> float | None:
+    if count <= 0 or milliseconds < 0:
+        return rate
+    measured = milliseconds / count
+    return measured if rate is None else rate + SMOOTHING * (measured - rate)
