@@ -5,11 +5,13 @@ Always true: every accepted request ends with exactly one terminal event.
 
 from __future__ import annotations
 
+import gc
 import logging
 import secrets
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -27,7 +29,13 @@ from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.engine._stream import OutputStream
 from darkbloom_core.engine._text import TextPipeline
 from darkbloom_core.engine._warmup import Choices
-from darkbloom_core.errors import CapacityExhausted, GenerationFailed, ModelNotReady, NeverFits
+from darkbloom_core.errors import (
+    CapacityExhausted,
+    DarkbloomError,
+    GenerationFailed,
+    ModelNotReady,
+    NeverFits,
+)
 from darkbloom_core.memory import Ledger, Share
 
 log = logging.getLogger(__name__)
@@ -214,23 +222,28 @@ class Engine:
     def _main(self) -> None:
         try:
             model = self._load()
-            self._load = _loaded_before  # what a loader holds on to, such as the weights of another engine, goes
+            self._load = _loaded_before  # a loader may hold on to weights
             self._model, self._description, self._weight_bytes = model, model.description, model.weight_bytes
             self._loaded.set()
             self._granted.wait()
             if not self._desk.closing:
                 self._serve(model)
         except BaseException as fault:  # handed to whoever waits for the load or the start
-            self._fault = fault
-            traceback.clear_frames(fault.__traceback__)  # its frames would keep weights alive
-            if self._ready.is_set():
-                log.exception("the engine of %s died", self._name)
+            if self._ready.is_set() or not isinstance(fault, DarkbloomError):
+                # as text: a log that keeps the exception would keep its frames, and they the weights
+                log.error(
+                    "the engine of %s failed:\n%s", self._name, "".join(traceback.format_exception(fault))
+                )
+            self._fault = without_frames(fault)
         finally:
             died = self._fault is not None
             end_all(self._desk, self._share, GenerationFailed("the engine stopped") if died else None)
+            is_alive = _reference(self._model)
             # the last references: weights and KV go here
             model = self._model = self._loop = None  # type: ignore[assignment]
             self._share.allocated = lambda: 0
+            if is_alive() is not None:
+                gc.collect()  # parts of some models refer to each other in circles
             mx.synchronize()
             mx.clear_cache()
             mx.clear_streams()
@@ -247,6 +260,23 @@ class Engine:
         self._loop = Loop(self._name, model, parts, self._desk, self._share, self._options)
         self._ready.set()
         self._loop.serve()
+
+
+def without_frames(fault: BaseException) -> BaseException:
+    """``fault`` without its tracebacks, and those of what caused it: their frames would keep weights alive."""
+    link: BaseException | None = fault
+    while link is not None and link.__traceback__ is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return fault
+
+
+def _reference(model: LoadedModel | None) -> Callable[[], object | None]:
+    """Gives ``model`` for as long as it lives; one that cannot be watched counts as alive."""
+    try:
+        return weakref.ref(model) if model is not None else lambda: None
+    except TypeError:
+        return lambda: True
 
 
 def _loaded_before() -> LoadedModel:

@@ -48,12 +48,15 @@ class Loop:
     def serve(self) -> None:
         """Step until the desk closes."""
         progressed = True
-        while not self._desk.closing:
-            if not progressed:
-                self._desk.wait(self._seconds_to_deadline())
-            self._take_arrivals()
-            self._look_after(time.monotonic())
-            progressed = self._step()
+        try:
+            while not self._desk.closing:
+                if not progressed:
+                    self._desk.wait(self._seconds_to_deadline())
+                self._take_arrivals()
+                self._look_after(time.monotonic())
+                progressed = self._step()
+        finally:
+            self.runner.close()
 
     # --- between steps --------------------------------------------------------------
 

@@ -103,6 +103,12 @@ class Runner:
         elif batch is not None and batch.row is row:
             self._prefilling = None
 
+    def close(self) -> None:
+        """Let go of all that was launched and of whoever is told: nothing here keeps weights alive any more."""
+        self._inflight = self._prefilling = self._sampler = self._decoded = None
+        self._on_finish = lambda _live, _reason: None
+        self._on_fault = lambda _live, _fault: None
+
     @property
     def is_idle(self) -> bool:
         return self._inflight is None
