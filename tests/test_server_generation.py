@@ -8,7 +8,13 @@ from toy_server import ToyServer
 
 from darkbloom_core.contracts import Chat, Message, RequestFinished, RequestStarted, TextPart
 from darkbloom_core.engine import OutputEnd
-from darkbloom_core.errors import ContextLengthExceeded, Draining, GenerationFailed, RequestCancelled
+from darkbloom_core.errors import (
+    ContextLengthExceeded,
+    Draining,
+    GenerationFailed,
+    ModelNotFound,
+    RequestCancelled,
+)
 from darkbloom_core.server import (
     AnswerRequest,
     ClientWatch,
@@ -77,6 +83,21 @@ def test_the_length_of_the_prompt_is_known_before_any_output(server) -> None:
 
     before, after = run(server, ask(max_tokens=1), both)
     assert before == after > 0
+
+
+def test_a_prompt_can_be_counted_without_an_answer(server) -> None:
+    service = generation_service(server.app)
+
+    async def count(request):
+        async with ClientWatch(asyncio.Queue().get) as client:
+            return await service.count_prompt_tokens(request, client)
+
+    async def length(generation):
+        return generation.prompt_tokens
+
+    assert asyncio.run(count(ask())) == run(server, ask(max_tokens=1), length)
+    with pytest.raises(ModelNotFound):
+        asyncio.run(count(ask("other")))
 
 
 async def everything(generation):

@@ -235,6 +235,11 @@ class GenerationService:
             async with self._accounted(generation, request, context, client):
                 yield generation
 
+    async def count_prompt_tokens(self, request: AnswerRequest, client: ClientWatch) -> int:
+        """How long the prompt of ``request`` is for the model that it names; raises the refusal of either."""
+        async with self._pinned_slot(request.model, client) as slot:
+            return len((await self._encode(request, slot)).ids)
+
     @asynccontextmanager
     async def _accounted(
         self, generation: Generation, request: AnswerRequest, context: RequestContext, client: ClientWatch

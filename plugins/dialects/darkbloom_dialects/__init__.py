@@ -19,8 +19,10 @@ api_version = (1, 0)
 
 
 @hookimpl
-def server_routes(settings: Settings) -> list[BaseRoute]:  # noqa: ARG001
-    """``/v1/messages`` and what is below it."""
+def server_routes(settings: Settings) -> list[BaseRoute]:
+    """``/v1/messages``, ``/v1/responses`` and what is below them."""
     from darkbloom_dialects._anthropic import anthropic_routes
+    from darkbloom_dialects._options import read_options
+    from darkbloom_dialects._responses import responses_routes
 
-    return anthropic_routes()
+    return [*anthropic_routes(), *responses_routes(read_options(settings))]

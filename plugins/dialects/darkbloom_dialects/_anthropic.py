@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from datetime import date
 from typing import Any
@@ -12,9 +11,16 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from darkbloom_core.contracts import Chat
 from darkbloom_core.errors import MethodNotAllowed, RouteNotFound
-from darkbloom_core.server import ErrorAnswer, Generation, generation_service, read_json, request_context
+from darkbloom_core.server import (
+    AnswerRequest,
+    ClientWatch,
+    ErrorAnswer,
+    Generation,
+    generation_service,
+    read_json,
+    request_context,
+)
 from darkbloom_dialects._anthropic_answer import MessageAnswer, error_body
 from darkbloom_dialects._anthropic_bodies import CountBody, MessagesBody
 from darkbloom_dialects._anthropic_request import AskedMessage, asked_chat, asked_message
@@ -55,15 +61,16 @@ class CountTokens:
         if scope["method"] != "POST":
             raise MethodNotAllowed("only POST is possible here")
         data = await Request(scope, receive).body()
-        model, chat = await read_in_time(_read_count, data)
-        slot = generation_service(scope["app"]).slots.get(model)
-        prompt = await asyncio.to_thread(slot.codec.encode_chat, chat)
-        await JSONResponse({"input_tokens": len(prompt.ids)})(scope, receive, send)
+        async with ClientWatch(receive) as client:
+            request = await read_in_time(_read_count, data)
+            service = generation_service(scope["app"])
+            tokens = await service.count_prompt_tokens(request, client)
+        await JSONResponse({"input_tokens": tokens})(scope, receive, send)
 
 
-def _read_count(data: bytes) -> tuple[str, Chat]:
+def _read_count(data: bytes) -> AnswerRequest:
     body = read_json(data, CountBody)
-    return body.model, asked_chat(body, date.today())
+    return AnswerRequest(model=body.model, source=asked_chat(body, date.today()))
 
 
 class Nothing:

@@ -1,0 +1,177 @@
+"""How both dialects behave on a real server when something goes wrong, and what becomes of responses."""
+
+import json
+import threading
+
+import httpx
+import pytest
+from darkbloom_dialects import server_routes
+
+from darkbloom_core.contracts import RequestFinished, RequestRefused
+from darkbloom_core.errors import SettingsError
+from darkbloom_core.settings import Settings
+
+HELLO = [{"role": "user", "content": "hello"}]
+ASK = {
+    "/v1/messages": {"model": "toy/plain", "messages": HELLO, "max_tokens": 3},
+    "/v1/responses": {"model": "toy/plain", "input": "hello", "max_output_tokens": 3},
+}
+LIMIT = {"/v1/messages": "max_tokens", "/v1/responses": "max_output_tokens"}
+
+
+@pytest.fixture
+def client(dialect_server):
+    dialect_server.sink.take()
+    with httpx.Client(base_url=dialect_server.url, timeout=20) as client:
+        yield client
+    dialect_server.wait_until_idle(5)
+
+
+def events(lines):
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def respond(client, **fields):
+    answer = client.post("/v1/responses", json={**ASK["/v1/responses"], **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("path", ASK)
+def test_a_body_that_is_too_large_is_413_in_the_dialects_shape(client, dialect_server, path) -> None:
+    answer = client.post(path, content=b"x" * 100_001)
+    kind = {"/v1/messages": "request_too_large", "/v1/responses": "invalid_request_error"}[path]
+    assert (answer.status_code, answer.json()["error"]["type"]) == (413, kind)
+    assert dialect_server.sink.take(RequestRefused) == [
+        RequestRefused(status=413, error_code="body_too_large")
+    ]
+
+
+@pytest.mark.parametrize("path", ASK)
+def test_a_fault_in_the_middle_is_the_last_event_of_a_stream_and_500_of_a_whole_answer(client, path) -> None:
+    fields = {**ASK[path], "model": "toy/broken", LIMIT[path]: 2000}
+    whole = client.post(path, json=fields)
+    assert whole.status_code == 500
+    told = events(client.post(path, json={**fields, "stream": True}).text.splitlines())
+    if path == "/v1/messages":
+        assert whole.json()["error"]["type"] == told[-1]["error"]["type"] == "api_error"
+    else:
+        assert whole.json()["error"]["code"] == "generation_failed"
+        assert told[-1]["type"] == "response.failed"
+        assert told[-1]["response"]["error"]["code"] == "generation_failed"
+
+
+@pytest.mark.parametrize("path", ASK)
+def test_a_client_that_hangs_up_frees_its_place(client, dialect_server, path) -> None:
+    fields = {**ASK[path], "model": "toy/slow", LIMIT[path]: 3000, "stream": True}
+    with client.stream("POST", path, json=fields) as answer:
+        next(answer.iter_lines())
+    dialect_server.wait_until_idle(5)
+    (finished,) = dialect_server.sink.take(RequestFinished)
+    assert (finished.status, finished.streamed) == (499, True)
+
+
+@pytest.mark.parametrize("path", ASK)
+def test_what_the_codec_refuses_names_the_dialects_field(client, path) -> None:
+    effort = {"reasoning": {"effort": "impossible"}} if path == "/v1/responses" else {"messages": []}
+    error = client.post(path, json={**ASK[path], **effort}).json()["error"]
+    assert error["type"] == "invalid_request_error"
+    if path == "/v1/responses":
+        assert error["param"] == "reasoning.effort"
+        long = client.post(path, json={**ASK[path], "input": "x" * 5000}).json()["error"]
+        assert (long["code"], long["param"]) == ("context_length_exceeded", "input")
+
+
+def test_a_response_is_kept_read_gone_on_from_and_deleted(client) -> None:
+    first = respond(client, input="one", metadata={"a": "b"})
+    assert client.get(f"/v1/responses/{first['id']}").json() == first
+    second = respond(client, input="two", previous_response_id=first["id"])
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    items = client.get(f"/v1/responses/{second['id']}/input_items").json()["data"]
+    assert [item["content"][0]["text"] for item in items if item.get("role") == "user"] == ["two", "one"]
+    gone = client.delete(f"/v1/responses/{first['id']}")
+    assert gone.json() == {"id": first["id"], "object": "response", "deleted": True}
+    for answer in (
+        client.get(f"/v1/responses/{first['id']}"),
+        client.delete(f"/v1/responses/{first['id']}"),
+        client.get(f"/v1/responses/{first['id']}/input_items"),
+        client.post(f"/v1/responses/{first['id']}/cancel"),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
+    refused = client.post("/v1/responses", json={**ASK["/v1/responses"], "previous_response_id": first["id"]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
+    third = respond(client, previous_response_id=second["id"])  # holds the conversation itself
+    assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"]
+
+
+def test_a_response_that_is_not_to_be_stored_is_not(client) -> None:
+    for stream in (False, True):
+        fields = {**ASK["/v1/responses"], "store": False, "stream": stream}
+        answer = client.post("/v1/responses", json=fields)
+        response = events(answer.text.splitlines())[-1]["response"] if stream else answer.json()
+        assert client.get(f"/v1/responses/{response['id']}").status_code == 404
+
+
+def test_a_page_of_input_items_is_what_was_asked_for(client) -> None:
+    response = respond(client, input=[{"role": "user", "content": text} for text in "abcde"])
+    path = f"/v1/responses/{response['id']}/input_items"
+
+    def page(**query):
+        body = client.get(path, params=query).json()
+        return "".join(item["content"][0]["text"] for item in body["data"]), body["has_more"], body["last_id"]
+
+    assert page()[:2] == ("edcba", False)
+    texts, more, last = page(order="asc", limit=2)
+    assert (texts, more) == ("ab", True)
+    assert page(order="asc", limit=3, after=last)[:2] == ("cde", False)
+    for query in ({"limit": 0}, {"limit": "x"}, {"limit": 101}, {"order": "up"}, {"after": "none"}):
+        answer = client.get(path, params=query)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
+    assert client.get(f"/v1/responses/{response['id']}", params={"stream": "true"}).status_code == 400
+
+
+def test_a_running_response_is_cancelled_by_its_id(client, dialect_server) -> None:
+    fields = {**ASK["/v1/responses"], "model": "toy/slow", "max_output_tokens": 3000, "stream": True}
+    told, begun = [], threading.Event()
+
+    def read():
+        with httpx.stream("POST", f"{dialect_server.url}/v1/responses", json=fields, timeout=20) as answer:
+            for line in answer.iter_lines():
+                told.extend(events([line]))
+                if told and told[-1]["type"].endswith(".delta"):
+                    begun.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(10)
+    path = f"/v1/responses/{told[0]['response']['id']}"
+    assert client.get(path).json()["status"] == "in_progress"
+    assert client.post(f"{path}/cancel").json()["status"] == "cancelled"
+    thread.join(10)
+    assert (told[-1]["type"], told[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
+    kept = client.get(path).json()
+    assert (kept["status"], kept["output"]) == ("cancelled", told[-1]["response"]["output"])
+    again = client.post(f"{path}/cancel")
+    assert (again.status_code, "cancelled" in again.json()["error"]["message"]) == (400, True)
+    following = client.post(
+        "/v1/responses", json={**ASK["/v1/responses"], "previous_response_id": kept["id"]}
+    )
+    assert following.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"stored_response": 1},
+            "unknown option options.dialects.stored_response: did you mean stored_responses",
+        ),
+        ({"stored_bytes": -1}, "options.dialects.stored_bytes must be a whole number"),
+        ({"stored_bytes": True}, "options.dialects.stored_bytes must be a whole number"),
+        ({"stored_bytes": "1"}, "options.dialects.stored_bytes must be a whole number"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(options, message) -> None:
+    with pytest.raises(SettingsError, match=message):
+        server_routes(Settings(options={"dialects": options}))
