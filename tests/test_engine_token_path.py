@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 
@@ -33,7 +34,9 @@ def calls():
     """Made before the engine's thread starts, so that it sees all that the thread does."""
     calls = Calls()
     threading.setprofile(calls)
+    gc.disable()  # whoever wants to be told of collections would be told on any thread
     yield calls
+    gc.enable()
     threading.setprofile(None)
 
 
