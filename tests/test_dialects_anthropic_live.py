@@ -1,5 +1,7 @@
 """The real server, the demo checkpoints and the ``anthropic`` client: the answers are right."""
 
+import asyncio
+
 import anthropic
 import httpx
 import pytest
@@ -192,3 +194,20 @@ def test_bad_input_has_its_status_in_the_dialects_shape_and_leaves_nothing(
 def test_other_paths_and_methods_fail_in_the_dialects_shape(live_server, method, path, error) -> None:
     answer = httpx.request(method, live_server.url + path)
     assert (answer.status_code, answer.json()["error"]["type"]) == error
+    if answer.status_code == 405:
+        assert answer.headers["allow"] == "POST"
+
+
+def test_the_asynchronous_client_works_too(live_server) -> None:
+    async def both_ways():
+        async with anthropic.AsyncAnthropic(
+            base_url=live_server.url, api_key="none", max_retries=0
+        ) as client:
+            fields = asked("demo/gemma4", "What is 12 + 30?")
+            whole = await client.messages.create(**fields)
+            async with client.messages.stream(**fields) as stream:
+                return whole, await stream.get_final_message()
+
+    whole, streamed = asyncio.run(both_ways())
+    assert plain(whole) == plain(streamed)
+    assert whole.content[0].text == "12 + 30 = 42"

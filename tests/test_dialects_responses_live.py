@@ -1,5 +1,6 @@
 """The real server, the demo checkpoints and the ``openai`` client's Responses API: the answers are right."""
 
+import asyncio
 import json
 
 import httpx
@@ -129,6 +130,18 @@ def test_a_token_limit_cuts_a_response_and_says_so(client, model) -> None:
     response = both(client, **{**asked(model, "Count from 3 to 9."), "max_output_tokens": 1})
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert response.usage.output_tokens == 1
+
+
+def test_the_asynchronous_client_works_too(live_server) -> None:
+    async def answer():
+        url = f"{live_server.url}/v1"
+        async with (
+            openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client,
+            client.responses.stream(**asked("demo/gemma4", "What is 12 + 30?")) as stream,
+        ):
+            return await stream.get_final_response()
+
+    assert asyncio.run(answer()).output_text == "12 + 30 = 42"
 
 
 BAD = [

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from darkbloom_core.errors import MethodNotAllowed, RouteNotFound
 from darkbloom_core.server import (
     AnswerRequest,
     ClientWatch,
@@ -24,7 +24,7 @@ from darkbloom_core.server import (
 from darkbloom_dialects._anthropic_answer import MessageAnswer, error_body
 from darkbloom_dialects._anthropic_bodies import CountBody, MessagesBody
 from darkbloom_dialects._anthropic_request import AskedMessage, asked_chat, asked_message
-from darkbloom_dialects._endpoint import AnswerEndpoint, read_in_time
+from darkbloom_dialects._endpoint import AnswerEndpoint, only_post, read_in_time
 
 
 def anthropic_routes() -> list[BaseRoute]:
@@ -58,8 +58,7 @@ class CountTokens:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_context(scope).error_body = error_body
-        if scope["method"] != "POST":
-            raise MethodNotAllowed("only POST is possible here")
+        only_post(scope)
         data = await Request(scope, receive).body()
         async with ClientWatch(receive) as client:
             request = await read_in_time(_read_count, data)
@@ -78,4 +77,4 @@ class Nothing:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_context(scope).error_body = error_body
-        raise RouteNotFound("there is nothing at this path")
+        raise HTTPException(404)

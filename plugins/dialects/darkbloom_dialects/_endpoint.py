@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from darkbloom_core.engine import OutputEvent
-from darkbloom_core.errors import DarkbloomError, MethodNotAllowed
+from darkbloom_core.errors import DarkbloomError
 from darkbloom_core.server import (
     AnswerRequest,
     ClientWatch,
@@ -99,8 +100,7 @@ class AnswerEndpoint(ABC, Generic[AskedT]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
         context.error_body = self.error_body
-        if scope["method"] != "POST":
-            raise MethodNotAllowed("only POST is possible here")
+        only_post(scope)
         data = await Request(scope, receive).body()
         async with ClientWatch(receive) as client:
             asked = await read_in_time(self.read, data)
@@ -116,6 +116,12 @@ class AnswerEndpoint(ABC, Generic[AskedT]):
                         events += answer.of(event)
                     body = JSONResponse(answer.whole(events))
             await body(scope, receive, send)
+
+
+def only_post(scope: Scope) -> None:
+    """Refuse other methods; called when the shape of errors is settled, as a route that lists its methods is not."""
+    if scope["method"] != "POST":
+        raise HTTPException(405, headers={"allow": "POST"})
 
 
 async def read_in_time(read: Callable[[bytes], ReadT], data: bytes) -> ReadT:
@@ -139,5 +145,9 @@ async def _send_stream(send: Send, generation: Generation, answer: Answer) -> No
 
 async def _send_events(send: Send, events: Sequence[Event]) -> None:
     if events:
-        data = "".join(f"event: {event['type']}\ndata: {_json(event)}\n\n" for event in events)
-        await send({"type": "http.response.body", "body": data.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": encoded(events), "more_body": True})
+
+
+def encoded(events: Iterable[Event]) -> bytes:
+    """``events`` as server-sent events."""
+    return "".join(f"event: {event['type']}\ndata: {_json(event)}\n\n" for event in events).encode()

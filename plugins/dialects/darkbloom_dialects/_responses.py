@@ -73,6 +73,7 @@ class Responses(AnswerEndpoint[AskedResponse]):
 
     def answer(self, asked: AskedResponse, generation: Generation) -> ResponseAnswer:
         def keep(response: dict[str, Any]) -> None:
+            del self._running[response["id"]]
             if asked.body.store is False:
                 return
             made = tuple(output_items(response["output"]))
@@ -92,7 +93,7 @@ class Responses(AnswerEndpoint[AskedResponse]):
         try:
             yield
         finally:
-            del self._running[answer.id]
+            self._running.pop(answer.id, None)
 
     async def retrieve(self, request: Request) -> JSONResponse:
         if request.query_params.get("stream", "false") != "false":

@@ -8,8 +8,6 @@ from pydantic import Field, StringConstraints
 
 from darkbloom_dialects._bodies import Body, Items, Name, ToolName
 
-Note = Annotated[str, StringConstraints(max_length=512)]
-
 
 class ContentPart(Body):
     """A part of any type; which types a place may have is decided where it is converted."""
@@ -75,7 +73,7 @@ class ResponsesBody(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_logprobs: int | None = None
     include: Items[Name] | None = None
-    metadata: Annotated[dict[Note, Note], Field(max_length=16)] | None = None
+    metadata: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     stream: bool | None = None

@@ -21,6 +21,9 @@ from darkbloom_core.server import AnswerRequest, SamplingOverrides
 from darkbloom_dialects._bodies import distinct_tools, refuse, required, unknown_part
 from darkbloom_dialects._responses_bodies import ContentPart, InputItem, NamedToolChoice, ResponsesBody
 
+MAX_NOTES = 16
+MAX_NOTE_CHARACTERS = 512
+
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -98,6 +101,14 @@ def _refuse(body: ResponsesBody) -> None:
     for index, name in enumerate(body.include or ()):
         if name != "reasoning.encrypted_content":  # thoughts are there in the clear
             raise InvalidRequest(f"include[{index}]: not supported", param=f"include[{index}]")
+    metadata = body.metadata or {}
+    if len(metadata) > MAX_NOTES or not all(map(_is_note, (*metadata, *metadata.values()))):
+        message = f"metadata: should be up to {MAX_NOTES} texts of up to {MAX_NOTE_CHARACTERS} characters"
+        raise InvalidRequest(message, param="metadata")
+
+
+def _is_note(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_NOTE_CHARACTERS
 
 
 def _named(item: InputItem, where: str) -> InputItem:

@@ -6,6 +6,10 @@ import threading
 import httpx
 import pytest
 from darkbloom_dialects import server_routes
+from darkbloom_dialects._anthropic_bodies import MessagesBody
+from darkbloom_dialects._endpoint import encoded
+from darkbloom_dialects._responses_bodies import ResponsesBody
+from pydantic import ValidationError
 
 from darkbloom_core.contracts import RequestFinished, RequestRefused
 from darkbloom_core.errors import SettingsError
@@ -45,6 +49,33 @@ def test_a_body_that_is_too_large_is_413_in_the_dialects_shape(client, dialect_s
     assert dialect_server.sink.take(RequestRefused) == [
         RequestRefused(status=413, error_code="body_too_large")
     ]
+
+
+def test_a_stream_is_plain_ascii() -> None:
+    """Some clients split lines wherever Unicode sees a line end, as after U+2028."""
+    data = encoded([{"type": "a", "text": "x\u2028y\u0085z\n😀"}, {"type": "b"}])
+    assert data.isascii()
+    lines = data.decode().splitlines()
+    assert lines[0] == "event: a"
+    assert events(lines) == [{"type": "a", "text": "x\u2028y\u0085z\n😀"}, {"type": "b"}]
+    assert lines[2:4] == ["", "event: b"]
+
+
+JUNK = {"messages": [1] * 1000, "system": [1] * 1000, "tools": [1] * 1000, "stop_sequences": [1] * 1000}
+JUNK |= {
+    "input": [1] * 1000,
+    "include": [1] * 1000,
+}
+
+
+@pytest.mark.parametrize("name", JUNK)
+@pytest.mark.parametrize("model", [MessagesBody, ResponsesBody])
+def test_a_thousand_bad_items_do_not_make_a_thousand_errors(model, name) -> None:
+    sound = {"model": "m", "messages": HELLO, "max_tokens": 3, "input": "hello"}
+    if name in model.model_fields:
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate({**sound, name: JUNK[name]})
+        assert caught.value.error_count() <= 2
 
 
 @pytest.mark.parametrize("path", ASK)

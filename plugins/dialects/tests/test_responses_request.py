@@ -135,7 +135,9 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
-        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
     ],
     ids=str,
 )
