@@ -155,6 +155,26 @@ def test_a_flood_of_full_parts_leaves_windows_their_share_and_the_reverse():
     assert tier.stats().detail["full_bytes"] == 50
 
 
+def test_a_class_below_its_share_takes_back_what_the_other_borrowed_however_much_that_is_worth():
+    tier = Tier(100)
+    for block in range(9):
+        tier.put(window("a", block), saves=1000.0)
+    for chain in "abcde":
+        tier.put(full(chain, 0), saves=0.1)
+    assert tier.has(*(full(chain, 0) for chain in "abcde")) == [True] * 5
+
+
+def test_a_pinned_window_stays_too():
+    tier = Tier(20)
+    tier.put(window("a", 0))
+    with tier.pin([window("a", 0)]):
+        for block in range(1, 5):
+            tier.put(window("a", block))
+        assert tier.resize(5) == 10
+        assert tier.has(window("a", 0)) == [True]
+    assert tier.has(window("a", 0)) == [False]
+
+
 operations = st.lists(
     st.one_of(
         st.tuples(
@@ -166,6 +186,7 @@ operations = st.lists(
             st.floats(0, 10),
         ),
         st.tuples(st.just("pin"), st.sampled_from("abc"), st.integers(1, 4)),
+        st.tuples(st.just("pin tail"), st.sampled_from("abc"), st.integers(0, 4)),
         st.tuples(st.just("release"), st.integers(0, 5)),
         st.tuples(st.just("resize"), st.integers(0, 200)),
     ),
@@ -198,6 +219,10 @@ def test_whatever_is_done_what_is_always_true_stays_true(steps):
                 found = tier.pin([full(chain, block) for block in range(blocks)])
                 if found is not None:
                     pins.append(found)
+            case ("pin tail", chain, block):
+                found = tier.pin([window(chain, block)])
+                if found is not None:
+                    pins.append(found)
             case ("release", index) if index < len(pins):
                 pins.pop(index).release()
                 pinned = set()
@@ -215,9 +240,12 @@ def test_whatever_is_done_what_is_always_true_stays_true(steps):
                 full(key.block.decode().split("/")[0], block)
                 for key, one in held.items()
                 if one.pins
+                if key.part == "full"
                 for block in range(int(key.block.decode().split("/")[1]) + 1)
             }
-            assert held.keys() <= needed, "over the budget though something could go"
+            assert held.keys() <= needed | {key for key, one in held.items() if one.pins}, (
+                "over the budget though something could go"
+            )
     for one in pins:
         one.release()
     assert tier.stats().detail["pinned_bytes"] == 0
