@@ -165,10 +165,16 @@ class Engine:
     def status(self) -> EngineStatus:
         """A snapshot; cheap, from any thread."""
         loop, now = self._loop, time.monotonic()
-        running = len(loop.scheduler.running) if loop else 0
+        sequences = loop.scheduler.running if loop else ()
+        requests = [live.request for live in self._desk.lives()]
         return EngineStatus(
-            running=running,
-            waiting=max(0, len(self._desk) - running),
+            running=len(sequences),
+            waiting=max(0, len(requests) - len(sequences)),
+            max_rows=loop.scheduler.max_rows if loop else 0,
+            active_tokens=sum(each.prefilled + each.launched for each in sequences),
+            committed_tokens=sum(len(each.prompt.ids) + each.max_tokens for each in requests),
+            prefill_rate=loop.rates.prefill.value if loop else None,
+            decode_rate=loop.rates.decode.value if loop else None,
             kv_bytes_used=loop.store.allocated_bytes if loop else 0,
             kv_bytes_reserved=self._share.reserved_bytes,
             kv_bytes_grant=self._share.limit_bytes,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from darkbloom_core.contracts import ContentDelta, Delta, FinishReason, ReasoningDelta
+from darkbloom_core.engine._rates import Rates
 from darkbloom_core.engine._request import (
     GenerationRequest,
     OutputDelta,
@@ -81,6 +82,18 @@ class Live:
                 self.stream.push(OutputDelta(rest))
         self.stream.push(OutputEnd(reason, self._usage(), self._timings(), error, self.text.stop_string))
         wake_readers((self.stream,))
+
+    def tell_rates(self, rates: Rates) -> None:
+        """After a good end: what this request says about the engine's speed."""
+        usage, timings = self._usage(), self._timings()
+        if timings.time_to_first_token_seconds is not None and timings.decode_seconds is not None:
+            rates.ended(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                first_token_seconds=timings.time_to_first_token_seconds,
+                decode_seconds=timings.decode_seconds,
+            )
 
     def _usage(self) -> Usage:
         return Usage(

@@ -17,6 +17,7 @@ from darkbloom_core.engine._desk import Desk
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._liveness import WedgeMonitor
 from darkbloom_core.engine._options import EngineOptions
+from darkbloom_core.engine._rates import Rates
 from darkbloom_core.engine._runner import Runner, StepFault
 from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.errors import DarkbloomError, DeadlineExceeded, GenerationFailed
@@ -43,6 +44,7 @@ class Loop:
         self.scheduler = parts.scheduler
         self.runner = Runner(model, parts.store, parts.choices, self._finish, self._break)
         self.monitor = WedgeMonitor()
+        self.rates = Rates()
         self.steps = 0
 
     def serve(self) -> None:
@@ -176,6 +178,8 @@ class Loop:
                 self.monitor.ended_without_token()
         self._share.release(live.sequence.id)
         live.end(reason, error)
+        if reason in ("stop", "length"):
+            live.tell_rates(self.rates)
 
 
 def end_all(desk: Desk, share: Share, error: DarkbloomError | None) -> None:

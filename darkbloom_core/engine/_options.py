@@ -31,10 +31,20 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """How an engine stands. Counters run since it was built; bytes are of KV."""
+    """How an engine stands. Counters run since it was built; bytes are of KV.
+
+    ``max_rows`` is how many sequences it can run at once. ``committed_tokens`` is the worst
+    case, prompt + ``max_tokens``, of all that run or wait; ``active_tokens`` what those that
+    run hold now. The two rates are tokens per second, smoothed; None until one is known.
+    """
 
     running: int
     waiting: int
+    max_rows: int
+    active_tokens: int
+    committed_tokens: int
+    prefill_rate: float | None
+    decode_rate: float | None
     kv_bytes_used: int
     kv_bytes_reserved: int
     kv_bytes_grant: int

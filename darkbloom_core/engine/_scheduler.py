@@ -78,6 +78,10 @@ class Scheduler:
         self._chunk: ChunkSlice | None = None
 
     @property
+    def max_rows(self) -> int:
+        return self._max_rows
+
+    @property
     def running(self) -> tuple[Sequence, ...]:
         return tuple(self._running)
 

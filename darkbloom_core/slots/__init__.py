@@ -1,5 +1,6 @@
 """Load models, share memory among them, recover and unload them; find what a model's name means."""
 
+from darkbloom_core.slots._capacity import SlotCapacity
 from darkbloom_core.slots._defaults import sampling_defaults
 from darkbloom_core.slots._device import current_device
 from darkbloom_core.slots._manager import KnownModel, SlotManager
@@ -22,6 +23,7 @@ __all__ = [
     "ModelPlaces",
     "NamedCheckpoint",
     "Slot",
+    "SlotCapacity",
     "SlotManager",
     "current_device",
     "estimated_weight_bytes",

@@ -40,6 +40,7 @@ from darkbloom_core.errors import (
 )
 from darkbloom_core.memory import MachineReadings, Readings
 from darkbloom_core.settings import EngineSettings, Settings
+from darkbloom_core.slots._capacity import SlotCapacity, slot_capacity
 from darkbloom_core.slots._defaults import sampling_defaults
 from darkbloom_core.slots._device import current_device
 from darkbloom_core.slots._keeper import Job, Keeper
@@ -136,6 +137,12 @@ class SlotManager:
     def slots(self) -> tuple[Slot, ...]:
         """Every slot, by name."""
         return tuple(slot for _, slot in sorted(self._slots.items()))
+
+    def capacity(self) -> tuple[SlotCapacity, ...]:
+        """What each slot can take now, by name."""
+        slots = self.slots()
+        granted = sum(slot.grant_bytes for slot in slots)
+        return tuple(slot_capacity(slot, self.memory, granted - slot.grant_bytes) for slot in slots)
 
     def known(self) -> tuple[KnownModel, ...]:
         """What may be asked for, in memory or not, by name."""

@@ -1,0 +1,46 @@
+"""Observed rates: smoothing, and which requests do not count."""
+
+from __future__ import annotations
+
+import pytest
+
+from darkbloom_core.engine._rates import Rate, Rates
+
+
+def test_the_first_sample_stands_for_itself_and_later_ones_weigh_three_tenths():
+    rate = Rate()
+    assert rate.value is None
+    rate.add(1000, 1.0)
+    assert rate.value == 1000
+    rate.add(2000, 1.0)
+    assert rate.value == pytest.approx(1300)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "counts"),
+    [(20_000, 1.0, True), (20_001, 1.0, False), (10, 0.001, True), (10, 0.0009, False), (0, 1.0, False)],
+)
+def test_a_prefill_that_cannot_be_real_does_not_count(tokens, seconds, counts):
+    rates = Rates()
+    rates.ended(
+        prompt_tokens=tokens,
+        cached_tokens=0,
+        completion_tokens=1,
+        first_token_seconds=seconds,
+        decode_seconds=0.0,
+    )
+    assert (rates.prefill.value is not None) is counts
+    assert rates.decode.value is None
+
+
+def test_a_cached_prompt_says_nothing_about_prefill_but_its_answer_counts():
+    rates = Rates()
+    rates.ended(
+        prompt_tokens=1000,
+        cached_tokens=256,
+        completion_tokens=11,
+        first_token_seconds=1.0,
+        decode_seconds=2.0,
+    )
+    assert rates.prefill.value is None
+    assert rates.decode.value == 5.0
