@@ -26,13 +26,14 @@ ROOMS = {
     "slots": {
         "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
     },
+    "media": {"contracts", "errors", "settings", "memory"},
     "server": {
         "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
-        "slots",
+        "slots", "media",
     },
     "cli": {
         "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
-        "slots", "server",
+        "slots", "media", "server",
     },
 }  # fmt: skip
 """A room, and the rooms that it may import. docs/architecture.md has the same table, with reasons."""

@@ -46,17 +46,39 @@ class PreparedPicture:
 
 
 class VisionSeam(Protocol):
-    """The tower of a loaded model, run a few layers at a time between decode steps."""
+    """The tower of a loaded model, run a few layers at a time between decode steps.
+
+    What looks at sizes and pixels is called from any thread and uses no MLX; ``start``,
+    ``run_layers`` and ``finish`` come from the model's own thread and evaluate nothing.
+    """
 
     @property
     def tower_layers(self) -> int: ...
 
+    @property
+    def most_soft_tokens(self) -> int:
+        """More than this many soft tokens no picture becomes."""
+        ...
+
+    @property
+    def most_frames(self) -> int:
+        """How many frames of one video the model is made for."""
+        ...
+
+    @property
+    def soft_token_bytes(self) -> int:
+        """Bytes of a prepared picture for each of its soft tokens."""
+        ...
+
     def soft_tokens(self, height: int, width: int, *, video: bool) -> int:
-        """How many soft tokens a picture of this size in pixels becomes."""
+        """How many soft tokens a picture of this size in pixels becomes.
+
+        ``video``: it is a frame of one. Raises ``InvalidRequest`` for a shape that the model cannot take.
+        """
         ...
 
     def prepare(self, pixels: NDArray[np.uint8], *, video: bool) -> PreparedPicture:
-        """Resize and cut up ``pixels`` ``[height, width, 3]``. Runs on any thread, uses no MLX."""
+        """Resize and cut up ``pixels`` ``[height, width, 3]``; raises like ``soft_tokens``."""
         ...
 
     def start(self, pictures: Sequence[PreparedPicture]) -> tuple[mx.array, ...]:

@@ -4,6 +4,7 @@ from darkbloom_core.settings._environment import RESERVED, variable_name
 from darkbloom_core.settings._load import DEFAULT_CONFIG, load_settings
 from darkbloom_core.settings._model import (
     EngineSettings,
+    MediaSettings,
     MemorySettings,
     ServerSettings,
     Settings,
@@ -15,6 +16,7 @@ __all__ = [
     "DEFAULT_CONFIG",
     "RESERVED",
     "EngineSettings",
+    "MediaSettings",
     "MemorySettings",
     "ServerSettings",
     "Settings",

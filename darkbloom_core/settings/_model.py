@@ -108,6 +108,46 @@ class SlotSettings(_Table):
     """The models to load at the start, in this order; others are loaded when asked for. None named: all at the start."""
 
 
+class MediaSettings(_Table):
+    """Pictures and videos in requests."""
+
+    part_bytes: int = Field(default=25 * MIB, ge=1)
+    """The largest picture or video, as bytes of its file."""
+
+    image_pixels: int = Field(default=100_000_000, ge=1)
+    """The most pixels of one picture, and of one frame of a video."""
+
+    request_image_pixels: int = Field(default=384_000_000, ge=1)
+    """The most pixels of all pictures of one request together."""
+
+    image_frames: int = Field(default=4096, ge=1)
+    """The most frames of an animated picture, of which only the first one is looked at."""
+
+    videos: int = Field(default=8, ge=0)
+    """The most videos in one request."""
+
+    video_seconds: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """The longest video."""
+
+    sampled_frames: int = Field(default=32, ge=1)
+    """The most frames that are taken of one video, or fewer if the model is made for fewer."""
+
+    video_frame_pixels: int = Field(default=384_000_000, ge=1)
+    """The most pixels of all frames that are taken of one request's videos together."""
+
+    decode_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """How long reading all pictures and videos of one request may take, once it has begun."""
+
+    workers: int = Field(default=2, ge=1, le=64)
+    """How many requests' pictures and videos are read at once."""
+
+    waiting_limit: int = Field(default=64, ge=0)
+    """How many more may wait for it; beyond that a request is refused with 429."""
+
+    encoded_bytes: int = Field(default=256 * MIB, ge=0)
+    """How many bytes of pictures that a model has seen are kept for the next request with the same one; 0 for none."""
+
+
 class TelemetrySettings(_Table):
     """Events for telemetry plugins."""
 
@@ -122,6 +162,7 @@ class Settings(_Table):
     engine: EngineSettings = EngineSettings()
     memory: MemorySettings = MemorySettings()
     slots: SlotSettings = SlotSettings()
+    media: MediaSettings = MediaSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     models: dict[str, str] = Field(default_factory=dict)

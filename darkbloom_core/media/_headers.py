@@ -1,0 +1,121 @@
+"""What the first bytes of a file say, read by hand where a library would decode or follow references first.
+
+Always true: nothing here allocates more than the file itself, or loops longer than the file is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+Format: TypeAlias = Literal["PNG", "JPEG", "WEBP", "GIF", "HEIF", "MP4", "WEBM"]
+
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+
+
+def sniff(data: bytes) -> Format | None:
+    """The format of ``data`` by its signature; MOV counts as MP4, Matroska as WebM. None for any other."""
+    box = data[4:8]
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WEBP"
+    if box == b"ftyp" and data[8:12] in _HEIF_BRANDS:
+        return "HEIF"
+    if box in _MP4_BOXES:
+        return "MP4"
+    return "WEBM" if data.startswith(b"\x1a\x45\xdf\xa3") else None
+
+
+def webp_size(data: bytes) -> tuple[int, int]:
+    """(width, height) of the canvas; a WebP library allocates it when it opens the file.
+
+    From Google's "WebP Container Specification" and RFC 6386, section 9.1. Raises ``ValueError``.
+    """
+    kind, body = data[12:16], data[20:30]
+    if len(body) < 10:
+        raise ValueError("the file ends in its header")
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+    if kind == b"VP8L" and body[0] == 0x2F:
+        bits = int.from_bytes(body[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 " and body[3:6] == b"\x9d\x01\x2a":
+        width, height = struct.unpack("<HH", body[6:10])
+        return width & 0x3FFF, height & 0x3FFF
+    raise ValueError("the first chunk is not a picture")
+
+
+def gif_frames(data: bytes, most: int) -> int:
+    """How many pictures a GIF holds, counted up to ``most + 1`` without decoding any.
+
+    From "Graphics Interchange Format, Version 89a". A file that breaks off counts for what is there.
+    """
+    frames, place = 0, 13 + _colour_table(data, 10)
+    while place < len(data) and frames <= most:
+        kind = data[place]
+        if kind == 0x21:  # an extension: its label, then blocks
+            place = _after_blocks(data, place + 2)
+        elif kind == 0x2C:  # a picture: its place, perhaps colours, a code size, then blocks
+            frames += 1
+            place = _after_blocks(data, place + 11 + _colour_table(data, place + 9))
+        else:
+            break
+    return frames
+
+
+def mp4_durations(data: bytes) -> tuple[float | None, list[float]]:
+    """Seconds that an MP4 or MOV claims to last: the whole film, and each track; None or absent where it says nothing.
+
+    From ISO/IEC 14496-12, sections 8.2.2 (mvhd) and 8.4.2 (mdhd).
+    """
+    whole, tracks = None, []
+    for name, start, end in _boxes(data, 0, len(data)):
+        if name == b"moov":
+            for inner, begin, stop in _boxes(data, start, end):
+                if inner == b"mvhd":
+                    whole = _header_seconds(data[begin:stop])
+                elif inner == b"trak":
+                    media = [box for box in _boxes(data, begin, stop) if box[0] == b"mdia"]
+                    heads = [box for _, a, b in media for box in _boxes(data, a, b) if box[0] == b"mdhd"]
+                    tracks += [_header_seconds(data[a:b]) for _, a, b in heads]
+    return whole, [seconds for seconds in tracks if seconds is not None]
+
+
+def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Name, start and end of the content of each box from ``start`` to ``end``, as far as they make sense."""
+    while start + 8 <= end:
+        size, name, head = int.from_bytes(data[start : start + 4], "big"), data[start + 4 : start + 8], 8
+        if size == 1:
+            size, head = int.from_bytes(data[start + 8 : start + 16], "big"), 16
+        stop = min(end, start + size) if size else end
+        if stop < start + head:
+            return
+        yield name, start + head, stop
+        start = stop
+
+
+def _header_seconds(body: bytes) -> float | None:
+    """The duration of an mvhd or mdhd; None if it is left open."""
+    wide = body[:1] == b"\x01"
+    scale, units = (body[20:24], body[24:32]) if wide else (body[12:16], body[16:20])
+    if len(units) < (8 if wide else 4) or not any(scale) or not any(units) or units.count(255) == len(units):
+        return None
+    return int.from_bytes(units, "big") / int.from_bytes(scale, "big")
+
+
+def _colour_table(data: bytes, flags_at: int) -> int:
+    flags = data[flags_at] if flags_at < len(data) else 0
+    return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _after_blocks(data: bytes, place: int) -> int:
+    while place < len(data) and data[place]:
+        place += 1 + data[place]
+    return place + 1

@@ -1,0 +1,304 @@
+"""Preparing a request's media: what is reserved and when it is given back, caps over a whole request, time."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from media_files import CellSeam, data_uri, flat_png, numbered_frames, picture_file, video_file
+from PIL import Image
+
+from darkbloom_core.errors import CapacityExhausted, InvalidRequest, QueueFull, RequestCancelled
+from darkbloom_core.media import MediaSource, MediaWorkers
+from darkbloom_core.memory import Ledger
+from darkbloom_core.settings import MediaSettings
+
+SUPPORT = Path(__file__).parent / "support"
+RED = data_uri(picture_file(Image.new("RGB", (32, 48), (255, 0, 0))), "image/png")
+CLIP = data_uri(video_file(numbered_frames(6, 32, 48), rate=2), "video/mp4")
+
+
+def image(uri=RED, number=0):
+    return MediaSource("image", uri, f"part{number}")
+
+
+def clip(uri=CLIP, number=0):
+    return MediaSource("video", uri, f"part{number}")
+
+
+class HeldSeam(CellSeam):
+    """Waits inside ``prepare`` until it is let go; the pictures before the ``after``-th pass."""
+
+    def __init__(self, after=0):
+        self.entered, self.go_on, self.after = threading.Event(), threading.Event(), after
+
+    def prepare(self, pixels, *, video):
+        self.after -= 1
+        if self.after < 0:
+            self.entered.set()
+            assert self.go_on.wait(20)
+        return super().prepare(pixels, video=video)
+
+
+@pytest.fixture
+def workers():
+    made = []
+
+    def make(ledger=None, **limits):
+        made.append(MediaWorkers(MediaSettings(**limits), ledger or Ledger()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def prepare(workers, *sources, seam=None):
+    return workers.begin(sources, seam or CellSeam()).future.result(20)
+
+
+def kinds(ledger):
+    return {
+        key.removeprefix("media ").lstrip("0123456789"): one.kind
+        for key, one in ledger.reservations().items()
+    }
+
+
+def test_parts_and_pictures_come_in_the_order_of_the_sources(workers):
+    prepared = prepare(workers(), image(), clip(), image(data_uri(flat_png(64, 32), "image/png")))
+    assert [part.kind for part in prepared.parts] == ["image", "video", "image"]
+    assert [part.soft_tokens for part in prepared.parts] == [(6,), (6,) * 6, (8,)]
+    assert prepared.parts[1].seconds == (0, 0.5, 1, 1.5, 2, 2.5)
+    assert len(prepared.pictures) == 8
+    assert (prepared.pictures[0].arrays["pixels"] == (255, 0, 0)).all()
+    assert prepared.pictures[7].arrays["pixels"].max() == 0
+
+
+def test_the_model_is_shown_no_more_frames_than_it_is_made_for(workers):
+    seam = CellSeam()
+    seam.most_frames = 3
+    assert len(prepare(workers(), clip(), seam=seam).pictures) == 3
+    assert len(prepare(workers(sampled_frames=2), clip(), seam=seam).pictures) == 2
+
+
+def test_what_work_and_result_take_is_reserved_and_given_back_once(workers):
+    ledger, seam = Ledger(), HeldSeam()
+    job = workers(ledger).begin([image()], seam)
+    assert seam.entered.wait(20)
+    assert kinds(ledger) == {"": "media", " prepared": "media"}
+    seam.go_on.set()
+    prepared = job.future.result(20)
+    assert kinds(ledger) == {" prepared": "media"}
+    (held,) = ledger.reservations().values()
+    assert held.size_bytes == prepared.pictures[0].arrays["pixels"].nbytes
+    prepared.release()
+    prepared.release()
+    assert not ledger.reservations()
+
+
+def test_a_request_that_is_refused_leaves_nothing_reserved(workers):
+    ledger = Ledger()
+    bad = data_uri(picture_file(Image.effect_noise((64, 64), 90))[:900], "image/png")
+    for sources in ([image(), image(bad, 1)], [image("http://x/")], [image(data_uri(b"x", "image/png"))]):
+        with pytest.raises(InvalidRequest) as refusal:
+            prepare(workers(ledger), *sources)
+        assert refusal.value.param == sources[-1].where
+        assert not ledger.reservations()
+
+
+def test_without_memory_it_is_refused_for_now(workers):
+    ledger = Ledger(headroom=lambda pool: 2_000_000)
+    with pytest.raises(CapacityExhausted, match="not free now"):
+        prepare(workers(ledger), image())
+    assert not ledger.reservations()
+
+
+def test_a_short_clip_reserves_little(workers):
+    """Two seconds of 320 x 240: the reservation follows the file, not the largest file that would be allowed."""
+    ledger, seam = Ledger(), HeldSeam()
+    frames = [np.full((240, 320, 3), 4 * number, np.uint8) for number in range(60)]
+    job = workers(ledger).begin([clip(data_uri(video_file(frames, rate=30), "video/mp4"))], seam)
+    assert seam.entered.wait(20)
+    assert sum(one.size_bytes for one in ledger.reservations().values()) < 100_000_000
+    seam.go_on.set()
+    job.future.result(20).release()
+
+
+def test_abandoned_work_gives_back_when_it_unwinds_and_not_before(workers):
+    ledger, seam = Ledger(), HeldSeam(after=2)
+    job = workers(ledger).begin([clip()], seam)
+    assert seam.entered.wait(20)
+    job.abandon()
+    assert len(ledger.reservations()) == 2  # its memory is still in use
+    seam.go_on.set()
+    with pytest.raises(RequestCancelled):
+        job.future.result(20)
+    assert not ledger.reservations()
+
+
+def test_a_result_that_nobody_waits_for_any_more_is_given_back(workers):
+    ledger, seam = Ledger(), HeldSeam()
+    job = workers(ledger).begin([image()], seam)
+    assert seam.entered.wait(20)
+    job.abandon()
+    seam.go_on.set()
+    job.future.exception(20)
+    assert not ledger.reservations()
+    done = workers(ledger).begin([image()], CellSeam())
+    done.future.result(20)
+    done.abandon()
+    assert not ledger.reservations()
+
+
+def test_work_that_has_not_begun_is_not_begun_any_more(workers):
+    busy, seam = workers(workers=1), HeldSeam()
+    first = busy.begin([image()], seam)
+    assert seam.entered.wait(20)
+    second = busy.begin([image("http://never.read/")], seam)
+    second.abandon()
+    assert second.future.cancelled()
+    seam.go_on.set()
+    first.future.result(20)
+
+
+def test_only_so_much_work_may_wait(workers):
+    busy, seam = workers(workers=1, waiting_limit=1), HeldSeam()
+    jobs = [busy.begin([image()], seam) for _ in range(2)]
+    with pytest.raises(QueueFull):
+        busy.begin([image()], seam)
+    seam.go_on.set()
+    for job in jobs:
+        job.future.result(20)
+    busy.begin([image()], CellSeam()).future.result(20)
+
+
+def test_work_that_takes_too_long_ends(workers):
+    seam = HeldSeam(after=1)
+    job = workers(decode_seconds=0.2).begin([clip()], seam)
+    assert seam.entered.wait(20)
+    assert not job.is_overdue
+    threading.Event().wait(0.3)
+    seam.go_on.set()
+    with pytest.raises(InvalidRequest, match=r"longer than 0\.2 seconds"):
+        job.future.result(20)
+
+
+def test_whoever_waits_is_told_when_to_give_up(workers, monkeypatch):
+    monkeypatch.setattr("darkbloom_core.media._work.GRACE_SECONDS", 0.1)
+    seam = HeldSeam()
+    job = workers(decode_seconds=0.1).begin([image()], seam)
+    assert seam.entered.wait(20)
+    threading.Event().wait(0.3)
+    assert job.is_overdue
+    seam.go_on.set()
+    job.future.exception(20)
+
+
+def test_the_caps_over_a_whole_request_hold_to_the_pixel(workers):
+    two = [image(data_uri(flat_png(100, 50), "image/png"), number) for number in range(2)]
+    assert prepare(workers(request_image_pixels=10_000), *two)
+    with pytest.raises(InvalidRequest, match="more than 9999 pixels together"):
+        prepare(workers(request_image_pixels=9_999), *two)
+    clips = [clip(number=number) for number in range(2)]
+    assert prepare(workers(videos=2), *clips)
+    with pytest.raises(InvalidRequest, match="at most 1 videos") as refusal:
+        prepare(workers(videos=1), *clips)
+    assert refusal.value.param == "part1"
+    pixels = 2 * 6 * 32 * 48
+    assert prepare(workers(video_frame_pixels=pixels), *clips)
+    with pytest.raises(InvalidRequest, match=f"more than {pixels - 1} pixels together"):
+        prepare(workers(video_frame_pixels=pixels - 1), *clips)
+    with pytest.raises(InvalidRequest, match="at most 10 are allowed"):
+        prepare(workers(part_bytes=10), image())
+
+
+def test_a_shape_that_the_model_cannot_take_names_its_part(workers):
+    with pytest.raises(InvalidRequest, match="part0: the picture is smaller"):
+        prepare(workers(), image(data_uri(flat_png(8, 8), "image/png")))
+
+
+MEASURE = """
+import resource, sys
+sys.path.insert(0, {support!r})
+import io, numpy as np
+from PIL import Image
+from media_files import *
+from darkbloom_core.errors import InvalidRequest
+from darkbloom_core.media import MediaSource
+from darkbloom_core.media._picture import inspect_picture, decode_picture
+from darkbloom_core.media._video import inspect_video, decode_frames
+from darkbloom_core.settings import MediaSettings
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+limits, never = MediaSettings(), lambda: None
+"""
+
+BOMBS = """
+sys.path.insert(0, {tests!r})
+from test_media_video import with_duration, with_long_frames
+clip = video_file(numbered_frames(20), options={{"bf": "0"}})
+files = [
+    ("image", flat_png(16_000, 16_000)), ("image", long_gif(100_000)),
+    ("image", flat_png(60_000, 60_000)), ("video", with_duration(clip, b"mvhd", 1e5)),
+    ("video", with_duration(clip, b"mdhd", 0.1)), ("video", with_long_frames(clip, 10_000)),
+]
+small = picture_file(Image.new("RGB", (64, 64)))
+source = MediaSource("image", "", "x")
+decode_picture(source, small, inspect_picture(source, small, limits))
+facts = inspect_video(source, clip, limits, never)
+list(decode_frames(source, clip, facts, facts.sampled(2), never))
+before = peak()
+for kind, data in files:
+    source = MediaSource(kind, "", "x")
+    try:
+        inspect_picture(source, data, limits) if kind == "image" else inspect_video(source, data, limits, never)
+    except InvalidRequest:
+        print((peak() - before) // 1_000_000)
+"""
+
+WORKING = """
+source = MediaSource("image", "", "x")
+small, data = open({small!r}, "rb").read(), open({large!r}, "rb").read()
+decode_picture(source, small, inspect_picture(source, small, limits))
+before = peak()
+facts = inspect_picture(source, data, limits)
+pixels = decode_picture(source, data, facts)
+print(peak() - before, facts.working_bytes)
+"""
+
+
+def measured(script, **values):
+    text = (MEASURE + script).format(support=str(SUPPORT), tests=str(SUPPORT.parent), **values)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=True
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_bombs_are_refused_with_little_memory():
+    grown = measured(BOMBS)
+    assert len(grown) == 6
+    assert max(grown) < 50
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "PNG"}, {"kind": "JPEG", "quality": 90}, {"kind": "JPEG", "quality": 90, "progressive": True},
+        {"kind": "WEBP", "quality": 80}, {"kind": "WEBP", "lossless": True, "method": 0},
+    ],
+)  # fmt: skip
+def test_decoding_takes_no_more_than_was_reserved(options, tmp_path):
+    """Of a photograph that must be turned, too."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name, size in (("small", (64, 64)), ("large", (2000, 1500))):
+        picture = Image.effect_noise(size, 80).convert("RGB")
+        (tmp_path / name).write_bytes(picture_file(picture, exif=turned, **options))
+    grown, reserved = measured(WORKING, small=str(tmp_path / "small"), large=str(tmp_path / "large"))
+    assert grown <= reserved
