@@ -2,7 +2,13 @@
 
 from darkbloom_core.engine._engine import Engine
 from darkbloom_core.engine._kv import KvStore, Row, lane_bytes, row_bytes
-from darkbloom_core.engine._options import EngineOptions, EngineStatus
+from darkbloom_core.engine._options import (
+    EngineOptions,
+    EngineStatus,
+    LookupOutcome,
+    PrefixOptions,
+    PrefixStatus,
+)
 from darkbloom_core.engine._request import (
     GenerationRequest,
     OutputDelta,
@@ -23,11 +29,14 @@ __all__ = [
     "EngineStatus",
     "GenerationRequest",
     "KvStore",
+    "LookupOutcome",
     "OutputDelta",
     "OutputEnd",
     "OutputEvent",
     "OutputStream",
     "PlainParser",
+    "PrefixOptions",
+    "PrefixStatus",
     "Row",
     "SamplingParams",
     "Timings",

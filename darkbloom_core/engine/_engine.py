@@ -22,8 +22,9 @@ from darkbloom_core.engine._build import SLABS, build
 from darkbloom_core.engine._desk import Desk
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._loop import Loop, end_all
-from darkbloom_core.engine._options import EngineOptions, EngineStatus
+from darkbloom_core.engine._options import EngineOptions, EngineStatus, PrefixOptions
 from darkbloom_core.engine._request import GenerationRequest
+from darkbloom_core.engine._reuse import Reuse
 from darkbloom_core.engine._sampling import SampledRow
 from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.engine._stream import OutputStream
@@ -64,6 +65,7 @@ class Engine:
         self._options = options
         self._desk = Desk(name, options.max_rows + options.waiting_limit)
         self._share = share or Ledger().share(name)
+        self._prefix: PrefixOptions | None = None
         self._slab_bytes = 0
         self._ceiling_bytes = 0
         self._description: ModelDescription | None = None
@@ -86,13 +88,17 @@ class Engine:
         self._raise_fault()
         return self._weight_bytes
 
-    def start(self, grant_bytes: int, ceiling_bytes: int | None = None) -> None:
+    def start(
+        self, grant_bytes: int, ceiling_bytes: int | None = None, prefix: PrefixOptions | None = None
+    ) -> None:
         """Build the KV store within ``grant_bytes``, warm up, and begin to serve.
 
         ``ceiling_bytes`` is the most that the grant could ever become on this machine:
-        what does not fit under it is refused for good. Raises ``CapacityExhausted`` if
-        not even one row fits.
+        what does not fit under it is refused for good. ``prefix`` says how prompts'
+        beginnings are reused; without it none is. Raises ``CapacityExhausted`` if not even
+        one row fits.
         """
+        self._prefix = prefix
         self._share.resize(grant_bytes)
         self._ceiling_bytes = max(grant_bytes, ceiling_bytes or 0)
         self._granted.set()
@@ -103,7 +109,21 @@ class Engine:
         """Change the grant. Running requests are left alone; newcomers see it at once."""
         self._share.resize(grant_bytes)
         self._ceiling_bytes = max(grant_bytes, self._ceiling_bytes)
+        reuse = self._reuse
+        if reuse is not None:
+            reuse.budget.fit()
         self._desk.wake()
+
+    def trim_cache(self, size_bytes: int) -> int:
+        """Let the prefix cache drop so many bytes, as far as it has them; gives how many are free now."""
+        reuse = self._reuse
+        return 0 if reuse is None else reuse.budget.trim(size_bytes)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the prefix cache holds in memory, and gives up to whoever needs it."""
+        reuse = self._reuse
+        return 0 if reuse is None else reuse.stack.ram.bytes_used
 
     def wake(self) -> None:
         """Memory became free: those that wait for some may be tried again."""
@@ -124,8 +144,11 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(seconds)
         self._model = None
+        reuse = self._reuse
         if not self._thread.is_alive():
             return True
+        if reuse is not None:
+            reuse.abandon()
         end_all(self._desk, self._share, GenerationFailed("the engine hung and was given up"))
         return False
 
@@ -167,6 +190,7 @@ class Engine:
         loop, now = self._loop, time.monotonic()
         sequences = loop.scheduler.running if loop else ()
         requests = [live.request for live in self._desk.lives()]
+        prefix = loop.reuse.status() if loop and loop.reuse else None
         return EngineStatus(
             running=len(sequences),
             waiting=max(0, len(requests) - len(sequences)),
@@ -176,7 +200,7 @@ class Engine:
             prefill_rate=loop.rates.prefill.value if loop else None,
             decode_rate=loop.rates.decode.value if loop else None,
             kv_bytes_used=loop.store.allocated_bytes if loop else 0,
-            kv_bytes_reserved=self._share.reserved_bytes,
+            kv_bytes_reserved=self._share.reserved_bytes - (prefix.reserved_bytes if prefix else 0),
             kv_bytes_grant=self._share.limit_bytes,
             steps=loop.steps if loop else 0,
             decode_steps=loop.runner.decode_steps if loop else 0,
@@ -187,7 +211,13 @@ class Engine:
             healthy=loop.monitor.is_healthy(now) if loop else True,
             wedge=loop.monitor.wedge(now) if loop else "none",
             choices=self._choices,
+            prefix=prefix,
         )
+
+    @property
+    def _reuse(self) -> Reuse | None:
+        loop = self._loop
+        return None if loop is None else loop.reuse
 
     def _check_fits(self, size_bytes: int) -> None:
         if size_bytes + self._slab_bytes > self._ceiling_bytes:
@@ -262,8 +292,11 @@ class Engine:
         self._slab_bytes = parts.store.slab_bytes
         self._choices = parts.choices
         self._share.knows = lambda key: key == SLABS or self._desk.find(key) is not None
-        self._share.allocated = lambda: parts.store.allocated_bytes
-        self._loop = Loop(self._name, model, parts, self._desk, self._share, self._options)
+        self._share.allocated = lambda: parts.store.allocated_bytes + self.cache_bytes
+        prefix = self._prefix
+        if prefix is not None and model.description.context_tokens <= self._options.chunk_tokens:
+            prefix = None  # no prompt has a whole chunk and a token more
+        self._loop = Loop(self._name, model, parts, self._desk, self._share, self._options, prefix)
         self._ready.set()
         self._loop.serve()
 

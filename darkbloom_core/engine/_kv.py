@@ -27,7 +27,7 @@ GROWTH_TOKENS = 256
 CapturedLayers: TypeAlias = tuple[tuple[mx.array, ...], ...]
 """What was captured of a row, one entry per layer: K and V, or the states, or nothing."""
 
-_DTYPES: dict[str, Any] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+MLX_DTYPES: dict[str, Any] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
 def storage_tokens(tokens: int) -> int:
@@ -209,18 +209,27 @@ class KvStore:
         """Write what ``capture`` gave up to ``end`` into ``row``, which then holds ``end`` tokens.
 
         Pieces that were captured one after the other are restored in the same order. What a
-        full layer holds before the piece, and a window layer before its part of it, stays.
+        full layer holds before the piece, and a window layer before its part of it, stays; so
+        does all that a layer holds for which nothing is given.
         """
         self.make_room(row, end)
         for index, (kind, arrays) in enumerate(zip(self.layers, captured, strict=True)):
+            if not arrays:
+                continue
             if kind.state:
                 for array, value in zip(self.states[index], arrays, strict=True):
                     array[row.lane : row.lane + 1] = value
-            elif kind.source is None:
+            else:
                 k, v = arrays
                 pair, lane = self._place(row, index)
                 write = pair.write if kind.window is None else pair.ring_write
                 write(lane, k, v, end - k.shape[2])
+
+    def arrays_of(self, row: Row) -> list[mx.array]:
+        """All arrays that ``row`` has a part of: evaluated, what was written to it is done."""
+        own = [] if row.buffers is None else list(row.buffers.values())
+        pairs = [array for pair in (*self._pairs(), *own) for array in (pair.k, pair.v)]
+        return [*pairs, *(array for states in self.states for array in states)]
 
     def repair(self) -> bool:
         """After a failed step: make sure that the slabs hold values. False if they had to be cleared."""
@@ -265,7 +274,7 @@ class KvStore:
     def _allocate(self) -> None:
         self.slabs = [_slab(kind, self._max_rows, self.shared_tokens) for kind in self.layers]
         self.states = [
-            [mx.zeros((self._max_rows, *shape), _DTYPES[kind.dtype]) for shape in kind.state]
+            [mx.zeros((self._max_rows, *shape), MLX_DTYPES[kind.dtype]) for shape in kind.state]
             for kind in self.layers
         ]
         mx.eval([pair.k for pair in self._pairs()], [pair.v for pair in self._pairs()], self.states)
@@ -288,7 +297,7 @@ def _capacity(row: Row, now: int, tokens: int) -> int:
 
 
 def _zeros(kind: LayerKind, lanes: int, tokens: int) -> KvPair:
-    dtype = _DTYPES[kind.dtype]
+    dtype = MLX_DTYPES[kind.dtype]
     shape = (lanes, kind.kv_heads, tokens)
     return KvPair(mx.zeros((*shape, kind.k_dim), dtype), mx.zeros((*shape, kind.v_dim), dtype))
 

@@ -35,7 +35,8 @@ class Live:
     """Everything about one output between its admission and its terminal event.
 
     ``last_token`` is the array, and the index in it, that holds the last launched token,
-    read or not. ``progressed_at`` is when it last got on.
+    read or not. ``progressed_at`` is when it last got on. ``cached_tokens`` of the prompt were
+    not computed for it.
     """
 
     request: GenerationRequest
@@ -50,6 +51,7 @@ class Live:
     last_token: tuple[mx.array, int] | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None
+    cached_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
 
     def take_token(
@@ -99,6 +101,7 @@ class Live:
         return Usage(
             prompt_tokens=len(self.request.prompt.ids),
             completion_tokens=len(self.tokens),
+            cached_tokens=self.cached_tokens,
             reasoning_tokens=min(self.text.reasoning_tokens, len(self.tokens)),
         )
 

@@ -7,6 +7,7 @@ go its reservation, its lane and its buffers.
 from __future__ import annotations
 
 import logging
+import math
 import time
 import traceback
 
@@ -16,8 +17,9 @@ from darkbloom_core.engine._build import Parts
 from darkbloom_core.engine._desk import Desk
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._liveness import WedgeMonitor
-from darkbloom_core.engine._options import EngineOptions
+from darkbloom_core.engine._options import EngineOptions, PrefixOptions
 from darkbloom_core.engine._rates import Rates
+from darkbloom_core.engine._reuse import Reuse
 from darkbloom_core.engine._runner import Runner, StepFault
 from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.errors import DarkbloomError, DeadlineExceeded, GenerationFailed
@@ -30,10 +32,17 @@ LOOK_AGAIN_SECONDS = 1.0
 
 
 class Loop:
-    """Runs on one thread; only counters are read from others."""
+    """Runs on one thread; only counters are read from others. Without ``prefix`` no prompt reuses anything."""
 
     def __init__(
-        self, name: str, model: LoadedModel, parts: Parts, desk: Desk, share: Share, options: EngineOptions
+        self,
+        name: str,
+        model: LoadedModel,
+        parts: Parts,
+        desk: Desk,
+        share: Share,
+        options: EngineOptions,
+        prefix: PrefixOptions | None = None,
     ) -> None:
         self._name = name
         self._description = model.description
@@ -42,7 +51,8 @@ class Loop:
         self._options = options
         self.store = parts.store
         self.scheduler = parts.scheduler
-        self.runner = Runner(model, parts.store, parts.choices, self._finish, self._break)
+        self.reuse = None if prefix is None else self._open_reuse(prefix, parts)
+        self.runner = Runner(model, parts.store, parts.choices, self._finish, self._break, self.reuse)
         self.monitor = WedgeMonitor()
         self.rates = Rates()
         self.steps = 0
@@ -59,6 +69,8 @@ class Loop:
                 progressed = self._step()
         finally:
             self.runner.close()
+            if self.reuse is not None:
+                self.reuse.close()
 
     # --- between steps --------------------------------------------------------------
 
@@ -88,6 +100,9 @@ class Loop:
         if last is None:
             return None
         seconds = max(0.0, last + self._options.progress_seconds - time.monotonic()) + 0.001
+        staging = None if self.reuse is None else self.reuse.seconds_to_deadline()
+        if staging is not None:
+            seconds = min(seconds, staging + 0.001)
         return min(seconds, LOOK_AGAIN_SECONDS) if any(live.row is None for live in lives) else seconds
 
     def _too_late(self, live: Live) -> DeadlineExceeded:
@@ -100,9 +115,11 @@ class Loop:
         """Do what the scheduler plans; False if there was nothing to do until something new happens."""
         for sequence in self.scheduler.admit(self._reserve):
             self._admit(self._of(sequence))
+        if self.reuse is not None and self.reuse.is_busy:
+            self._advance(self.reuse)
         plan = self.scheduler.plan(self._layers_per_slice())
         if plan.is_empty and self.runner.is_idle:
-            return False
+            return self.reuse is not None and self.reuse.has_work
         self.monitor.step_began(time.monotonic())
         first_tokens = self.runner.first_tokens
         try:
@@ -129,10 +146,33 @@ class Loop:
         live.admitted_at = live.progressed_at = time.monotonic()
         self.monitor.admitted(live.admitted_at)
         live.row = self.store.open_row(sequence.prompt_tokens, sequence.prompt_tokens + sequence.max_tokens)
+        if self.reuse is not None:
+            self.reuse.admit(live)
 
     def _reserve(self, sequence: Sequence) -> bool:
         size = worst_case_bytes(self._of(sequence).request, self._description)
+        if self.reuse is not None:
+            return self.reuse.budget.reserve(sequence.id, size)
         return self._share.reserve(sequence.id, size)
+
+    def _advance(self, reuse: Reuse) -> None:
+        """Bring on those whose prompts' beginnings come from elsewhere; others wait no longer than for a slice."""
+        decodes = any(sequence.wants_decode for sequence in self.scheduler.running)
+        try:
+            reuse.advance(self._options.slice_seconds if decodes else math.inf, self.runner.settle)
+        except StepFault as fault:
+            self._fail(fault)
+
+    def _open_reuse(self, prefix: PrefixOptions, parts: Parts) -> Reuse:
+        layer_seconds = parts.choices.layer_seconds
+        return Reuse(
+            prefix,
+            parts.store,
+            self._share,
+            self._desk.wake,
+            lambda live, fault: self._fail(_row_fault(live, fault)),
+            None if layer_seconds is None else layer_seconds * len(parts.store.layers),
+        )
 
     def _layers_per_slice(self) -> int:
         if self.runner.layer_seconds is None:
@@ -170,6 +210,8 @@ class Loop:
         if not self._desk.leave(live):
             return  # the engine was given up, and whoever did that has ended it
         self.scheduler.remove(live.sequence)
+        if self.reuse is not None:
+            self.reuse.end(live)
         if live.row is not None:
             self.runner.forget(live.row)
             self.store.close_row(live.row)
@@ -180,6 +222,13 @@ class Loop:
         live.end(reason, error)
         if reason in ("stop", "length"):
             live.tell_rates(self.rates)
+
+
+def _row_fault(live: Live, fault: Exception) -> StepFault:
+    """A fault of one sequence's row, as one of a step would be told."""
+    told = StepFault((live,), fault)
+    told.__cause__ = fault
+    return told
 
 
 def end_all(desk: Desk, share: Share, error: DarkbloomError | None) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+from darkbloom_core.contracts import CacheTier, TierStats
 from darkbloom_core.engine._liveness import Wedge
 from darkbloom_core.engine._warmup import Choices
+from darkbloom_core.prefix import Numerics, Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,45 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixOptions:
+    """How an engine reuses the KV of prompts' beginnings.
+
+    ``numerics`` has the engine's own layers and chunk grid. ``secret`` tells scopes apart.
+    ``ram_bytes`` bounds the RAM tier; None means a part of the grant. ``relaxed`` reuses KV
+    that decoding computed, too, and up to any block. ``open_tiers`` gives the tiers below
+    RAM, fastest first, by name; the engine closes them.
+    """
+
+    numerics: Numerics
+    secret: bytes
+    ram_bytes: int | None = None
+    relaxed: bool = False
+    open_tiers: Callable[[], Mapping[str, CacheTier]] = dict
+
+
+LookupOutcome: TypeAlias = Reason | Literal["failed"]
+"""What came of a look-up; ``failed``: what was planned did not come, or came too late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixStatus:
+    """Prefix reuse since the engine was built. ``waits`` counts requests that waited for another's prefill.
+
+    ``outcomes`` has one count for each request that was looked up. ``tiers`` and ``faults``
+    are by place, ``ram`` first. ``reserved_bytes`` of the model's share are for the RAM tier.
+    """
+
+    outcomes: Mapping[LookupOutcome, int]
+    tokens_reused: int
+    waits: int
+    tiers: Mapping[str, TierStats]
+    faults: Mapping[str, int]
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """How an engine stands. Counters run since it was built; bytes are of KV.
+    """How an engine stands. Counters run since it was built; bytes are of rows' KV.
 
     ``max_rows`` is how many sequences it can run at once. ``committed_tokens`` is the worst
     case, prompt + ``max_tokens``, of all that run or wait; ``active_tokens`` what those that
@@ -57,3 +98,4 @@ class EngineStatus:
     healthy: bool
     wedge: Wedge
     choices: Choices | None
+    prefix: PrefixStatus | None

@@ -37,6 +37,9 @@ class GenerationRequest:
 
     ``stop`` strings match in the answer's content only, not in reasoning or tool calls.
     ``ignore_stop_ids`` keeps going past the model's end tokens (for benchmarks).
+    Only requests of the same ``scope`` and ``cache_key`` share KV of their prompts.
+    ``picture_digests`` has one for each picture that the prompt's spans name; without them a
+    prompt with pictures shares nothing.
     """
 
     id: str
@@ -48,6 +51,9 @@ class GenerationRequest:
     choice: int = 0
     priority: int = 0
     ignore_stop_ids: bool = False
+    scope: str | None = None
+    cache_key: str | None = None
+    picture_digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -22,12 +23,29 @@ from darkbloom_core.engine._fixed import run_fixed
 from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._live import Launched, Live
 from darkbloom_core.engine._pack import PackBatch
+from darkbloom_core.engine._reuse import Capture, Reuse
 from darkbloom_core.engine._sampling import Sampler
 from darkbloom_core.engine._scheduler import ChunkSlice
 from darkbloom_core.engine._stream import wake_readers
 from darkbloom_core.engine._warmup import Choices
 
 SMOOTHING = 0.3
+
+
+@dataclass(slots=True)
+class _Clock:
+    """The seconds that the slices of one chunk have taken."""
+
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk or pack on its way: what its next layers get. It goes with its last slice."""
+
+    batch: ChunkBatch | PackBatch
+    inputs: Inputs
+    clock: _Clock
 
 
 class StepFault(Exception):  # a fault, as the rest of the engine calls it
@@ -39,7 +57,10 @@ class StepFault(Exception):  # a fault, as the rest of the engine calls it
 
 
 class Runner:
-    """``on_finish`` is called with a sequence whose last token was read, ``on_fault`` with one whose text broke."""
+    """``on_finish`` is called with a sequence whose last token was read, ``on_fault`` with one whose text broke.
+
+    ``reuse`` is given what prefill computes, if anybody may want it again.
+    """
 
     def __init__(
         self,
@@ -48,15 +69,17 @@ class Runner:
         choices: Choices,
         on_finish: Callable[[Live, FinishReason], None],
         on_fault: Callable[[Live, Exception], None],
+        reuse: Reuse | None = None,
     ) -> None:
         self._model = model
+        self._reuse = reuse
         self._store = store
         self._choices = choices
         self._on_finish = on_finish
         self._on_fault = on_fault
         self._layers = len(model.description.layers)
         self._inflight: Launched | None = None
-        self._prefilling: tuple[ChunkBatch | PackBatch, Inputs] | None = None
+        self._prefilling: _Chunk | None = None
         self._sampler: tuple[tuple[Live, ...], Sampler] | None = None
         self._decoded: tuple[tuple[Live, ...], mx.array] | None = None
         self.compiled = CompiledDecode(model) if choices.compiled else None
@@ -94,7 +117,7 @@ class Runner:
 
     def forget(self, row: Row) -> None:
         """``row``'s sequence has ended: store nothing more for it."""
-        batch = self._prefilling[0] if self._prefilling is not None else None
+        batch = self._prefilling.batch if self._prefilling is not None else None
         if isinstance(batch, PackBatch):
             if row in batch.rows:
                 batch.drop(row)
@@ -128,6 +151,10 @@ class Runner:
         self._decoded = (lives, tokens)
         self.decode_steps += 1
         self.largest_batch = max(self.largest_batch, len(lives))
+        if self._reuse is not None and self._reuse.follows_decoding:
+            captures = self._decoded_captures(lives, self._reuse)
+            if captures:
+                return self._choice_with(captures, lives, sampler, tokens, logprobs)
         return Launched(
             [tokens, *logprobs, *(one for states in self._store.states for one in states)],
             lives,
@@ -174,32 +201,47 @@ class Runner:
 
     def _build_prefill(self, lives: tuple[Live, ...], piece: ChunkSlice) -> Launched:
         if piece.first_layer == 0:
-            self._prefilling = self._begin(lives, piece)
+            self._prefilling = _Chunk(*self._begin(lives, piece), _Clock())
         assert self._prefilling is not None
-        batch, inputs = self._prefilling
-        inputs = self._model.run_layers(inputs, batch, piece.first_layer, piece.last_layer)
+        chunk, batch, clock = self._prefilling, self._prefilling.batch, self._prefilling.clock
+        inputs = self._model.run_layers(chunk.inputs, batch, piece.first_layer, piece.last_layer)
         touched = batch.touched(piece.first_layer, piece.last_layer)
         layers = piece.last_layer - piece.first_layer
         if piece.last_layer < self._layers:
-            self._prefilling = (batch, inputs)
-            return Launched([*inputs, *touched], lives, lambda spent: self._timed(lives, spent / layers))
+            chunk.inputs = inputs
+            return Launched(
+                [*inputs, *touched], lives, lambda spent: self._timed(lives, clock, spent, layers)
+            )
         self._prefilling = None
         hidden = inputs[0]
         for live in lives:
             end = live.sequence.prompt_tokens if piece.is_pack else piece.end
             self.prefill_tokens += end - piece.start
             live.sequence.prefilled = end
+        capture = None
+        if self._reuse is not None and not piece.is_pack:
+            capture = self._reuse.capture(lives[0], piece.end)
+        captured = [] if capture is None else capture.arrays
         if lives[0].sequence.is_prefilling:
-            return Launched([hidden, *touched], lives, lambda spent: self._timed(lives, spent / layers))
+
+            def complete(spent: float) -> None:
+                self._timed(lives, clock, spent, layers)
+                self._chunk_read(lives, piece, clock, capture)
+
+            return Launched([hidden, *captured, *touched], lives, complete)
         sampler = Sampler([live.sampled for live in lives], self._model.description.vocab_size, None)
         logits = self._model.logits(_last_positions(hidden, batch, lives))
         tokens, logprobs = sampler.sample(logits, [0] * len(lives))
         for index, live in enumerate(lives):
             live.last_token = (tokens, index)
             live.sequence.launched = 1
-        return Launched(
-            [tokens, *logprobs, *touched], lives, lambda _: self._read(lives, sampler, tokens, logprobs)
-        )
+
+        def complete_prompt(spent: float) -> None:
+            clock.seconds += spent
+            self._chunk_read(lives, piece, clock, capture)
+            self._read(lives, sampler, tokens, logprobs)
+
+        return Launched([tokens, *logprobs, *captured, *touched], lives, complete_prompt)
 
     def _begin(self, lives: tuple[Live, ...], piece: ChunkSlice) -> tuple[ChunkBatch | PackBatch, Inputs]:
         if not piece.is_pack:
@@ -211,13 +253,54 @@ class Runner:
         pack = PackBatch(self._store, [_row(live) for live in lives], [len(ids) for ids in prompts])
         return pack, self._model.embed(mx.array(padded, mx.int32))
 
-    def _timed(self, lives: tuple[Live, ...], seconds_per_layer: float) -> None:
+    def _timed(self, lives: tuple[Live, ...], clock: _Clock, seconds: float, layers: int) -> None:
         for live in lives:
             live.progressed_at = time.monotonic()
-        last = self.layer_seconds
+        clock.seconds += seconds
+        seconds_per_layer, last = seconds / layers, self.layer_seconds
         self.layer_seconds = (
             seconds_per_layer if last is None else last + SMOOTHING * (seconds_per_layer - last)
         )
+
+    # --- what may be wanted again -------------------------------------------------
+
+    def _chunk_read(
+        self, lives: tuple[Live, ...], piece: ChunkSlice, clock: _Clock, capture: Capture | None
+    ) -> None:
+        """A chunk was computed, all its layers, and what was captured of it is there."""
+        if self._reuse is None or piece.is_pack:
+            return
+        self._reuse.took(piece.end - piece.start, clock.seconds)
+        if capture is not None:
+            self._reuse.computed(capture)
+        if piece.end == lives[0].sequence.prompt_tokens:
+            self._reuse.prefilled(lives[0])
+
+    def _decoded_captures(self, lives: tuple[Live, ...], reuse: Reuse) -> list[Capture]:
+        """The parts of rows that this step brings to the end of a block."""
+        held = [(live, live.sequence.prompt_tokens + live.sequence.launched - 1) for live in lives]
+        captures = [reuse.capture_decoded(live, tokens) for live, tokens in held if not live.ended]
+        return [capture for capture in captures if capture is not None]
+
+    def _choice_with(
+        self,
+        captures: list[Capture],
+        lives: tuple[Live, ...],
+        sampler: Sampler,
+        tokens: mx.array,
+        logprobs: tuple[mx.array, ...],
+    ) -> Launched:
+        """A decode step of which ``captures`` are kept. The next is launched when it is done: it may not copy slabs."""
+
+        def complete(_: float) -> None:
+            for capture in captures:
+                assert self._reuse is not None
+                self._reuse.computed_decoded(capture)
+            self._read(lives, sampler, tokens, logprobs)
+
+        arrays = [array for capture in captures for array in capture.arrays]
+        states = [one for states in self._store.states for one in states]
+        return Launched([tokens, *logprobs, *arrays, *states], lives, complete)
 
     # --- launch and read ----------------------------------------------------------
 

@@ -130,7 +130,7 @@ class Scheduler:
 
     def _next_slice(self, layers: int) -> ChunkSlice | None:
         if self._chunk is None:
-            prefilling = [row for row in self._running if row.is_prefilling and not row.paused]
+            prefilling = [row for row in self._running if row.wants_prefill]
             if not prefilling:
                 return None
             self._chunk = self._first_slice(sorted(prefilling, key=self._rank))

@@ -13,7 +13,8 @@ class Sequence:
 
     ``prefilled`` prompt tokens have been launched through all layers, ``launched`` tokens
     of the output have been launched (read or not). ``paused`` rows keep their place but
-    are not stepped. A larger ``priority`` goes first.
+    are not stepped; so are those that are ``held`` until the KV of their prompt's beginning
+    has come from elsewhere. A larger ``priority`` goes first.
     """
 
     id: str
@@ -24,11 +25,17 @@ class Sequence:
     prefilled: int = 0
     launched: int = 0
     paused: bool = False
+    held: bool = False
     arrival: int = field(default=0)
 
     @property
     def is_prefilling(self) -> bool:
         return self.prefilled < self.prompt_tokens
+
+    @property
+    def wants_prefill(self) -> bool:
+        """Whether a chunk of the prompt is to be launched."""
+        return self.is_prefilling and not self.paused and not self.held
 
     @property
     def wants_decode(self) -> bool:

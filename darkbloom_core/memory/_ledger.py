@@ -158,20 +158,43 @@ class Ledger:
             self._audit.worked()
             return True
 
+    def _hold(self, key: str, entry: Reservation) -> bool:
+        """Make the reservation of ``key`` as large as ``entry``; a refusal is not told to anybody."""
+        with self._lock:
+            held = self._reservations.get(key)
+            more = entry.size_bytes - (0 if held is None else held.size_bytes)
+            if more > 0 and (self._is_over_limit(entry, more) or self._shortfall(entry, more) > 0):
+                return False
+            if entry.size_bytes > 0:
+                self._reservations[key] = entry
+            elif held is not None:
+                del self._reservations[key]
+            return True
+
     def _fits(self, entry: Reservation, more_bytes: int) -> bool:
-        share = None if entry.share is None else self._shares[entry.share]
-        shortfall = 0
-        if share is not None and share.reserved_bytes + more_bytes > share.limit_bytes:
+        if self._is_over_limit(entry, more_bytes):
             self._refused()
             return False
-        if self._headroom is not None:
-            free = min(self._headroom(entry.pool), MOST_BYTES) - self.outstanding_bytes(entry.pool)
-            shortfall = more_bytes - free
+        shortfall = self._shortfall(entry, more_bytes)
         if shortfall > 0:
             self._on_shortfall(shortfall)
             self._refused()
             return False
         return True
+
+    def _is_over_limit(self, entry: Reservation, more_bytes: int) -> bool:
+        """Whether the entry's share does not hold ``more_bytes`` more; one that is closed holds nothing."""
+        if entry.share is None:
+            return False
+        share = self._shares.get(entry.share)
+        return share is None or share.reserved_bytes + more_bytes > share.limit_bytes
+
+    def _shortfall(self, entry: Reservation, more_bytes: int) -> int:
+        """How many bytes the pool lacks for ``more_bytes``; 0 or less if it has them."""
+        if self._headroom is None:
+            return 0
+        free = min(self._headroom(entry.pool), MOST_BYTES) - self.outstanding_bytes(entry.pool)
+        return more_bytes - free
 
     def _same(self, one: Pool, other: Pool) -> bool:
         return self._unified or one == other
@@ -224,6 +247,21 @@ class Share:
         )
         return size_bytes >= 0 and self._ledger._enter(self._full(key), entry)
 
+    def hold(self, key: str, size_bytes: int) -> bool:
+        """Make what ``key`` holds this large, 0 for nothing; False, and no change, if it cannot grow now.
+
+        For a cache, which can do without: its kind is ``blocks``, and a refusal counts for nothing.
+        """
+        entry = Reservation(
+            kind="blocks",
+            pool="device",
+            size_bytes=max(0, size_bytes),
+            made_at=self._ledger._clock(),
+            share=self.name,
+            is_held=lambda: True,
+        )
+        return self._ledger._hold(self._full(key), entry)
+
     def release(self, key: str) -> None:
         """Give back what ``key`` holds; nothing happens if it holds nothing."""
         self._ledger.release(self._full(key))
@@ -236,6 +274,11 @@ class Share:
     def close(self) -> None:
         """Drop the share and all that is reserved in it. Idempotent."""
         self._ledger._forget(self)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that this is a part of."""
+        return self._ledger
 
     @property
     def limit_bytes(self) -> int:

@@ -38,11 +38,21 @@ class FlushRule:
 
 
 class Reclaimer:
-    """A thread that flushes. ``on_flushed`` is called after each flush."""
+    """A thread that flushes. ``on_flushed`` is called after each flush.
 
-    def __init__(self, readings: Readings, on_flushed: Callable[[], None] = lambda: None) -> None:
+    ``give_up`` is told before it how many bytes somebody lacked: whoever keeps what it can do
+    without drops as much now.
+    """
+
+    def __init__(
+        self,
+        readings: Readings,
+        on_flushed: Callable[[], None] = lambda: None,
+        give_up: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._readings = readings
         self._on_flushed = on_flushed
+        self._give_up = give_up
         self._rule = FlushRule()
         self._changed = threading.Condition()
         self._shortfall_bytes: int | None = None
@@ -74,7 +84,11 @@ class Reclaimer:
                 if self._closed:
                     return
                 shortfall, self._shortfall_bytes = self._shortfall_bytes, None
+            if shortfall is not None:
+                self._give_up(shortfall)
             if self._rule.allows(time.monotonic(), self._readings.read("device").cached_bytes, shortfall):
                 self._readings.clear_cache()
                 self._rule.flushed(time.monotonic())
+                with self._changed:
+                    self._shortfall_bytes = None  # who was refused before is told now, and asks again
                 self._on_flushed()

@@ -159,6 +159,11 @@ class RamTier:
             self._shrink()
             return self._total
 
+    @property
+    def bytes_used(self) -> int:
+        with self._lock:
+            return self._total
+
     def stats(self) -> TierStats:
         """Counts, and bytes held; ``detail`` has the bytes by part and those that are pinned."""
         with self._lock:

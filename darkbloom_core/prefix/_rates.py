@@ -1,7 +1,7 @@
 """What prefill and fetching cost on this machine, measured while they happen.
 
 Always true: no rate is negative; one odd measurement moves a rate by no more than ``SMOOTHING``
-of the way.
+of the way; a place that looked too slow is tried again some time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,22 @@ ASSUMED_FETCH_MILLISECONDS_PER_BYTE = 1e-6
 """A gigabyte in a second, until it was measured."""
 
 
-class Rates:
-    """Smoothed measurements. Thread-safe. ``assumed`` are milliseconds per byte of places, to begin with."""
+FORGETTING = 0.95
+"""What each hit that did not seem to pay leaves of the rates that said so."""
 
-    def __init__(self, assumed: Mapping[str, float]) -> None:
+
+class Rates:
+    """Smoothed measurements. Thread-safe. ``assumed`` are milliseconds per byte of places, to begin with.
+
+    ``hit_milliseconds`` is what a hit costs besides its bytes.
+    """
+
+    def __init__(self, assumed: Mapping[str, float], hit_milliseconds: float = 0.0) -> None:
         self._lock = threading.Lock()
         self._prefill: float | None = None
         self._fetch: dict[str, float | None] = dict.fromkeys(assumed)
         self._assumed = dict(assumed)
+        self._hit_milliseconds = hit_milliseconds
 
     def prefilled(self, tokens: int, milliseconds: float) -> None:
         """A chunk of ``tokens`` tokens took this long, all layers together."""
@@ -33,9 +41,16 @@ class Rates:
             self._prefill = _moved(self._prefill, milliseconds, tokens)
 
     def fetched(self, place: str, size_bytes: int, milliseconds: float) -> None:
-        """So many bytes of parts came from ``place`` and into a row in this time."""
+        """So many bytes of parts came from ``place`` and into a row in this time, ``hit_milliseconds`` not counted."""
         with self._lock:
             self._fetch[place] = _moved(self._fetch.get(place), milliseconds, size_bytes)
+
+    def declined(self) -> None:
+        """A hit was not taken for its cost. If that is due to one odd measurement, it will be taken some time."""
+        with self._lock:
+            self._fetch = {
+                place: None if rate is None else rate * FORGETTING for place, rate in self._fetch.items()
+            }
 
     def costs(self) -> Costs:
         """What the planner is given now."""
@@ -50,6 +65,7 @@ class Rates:
                 ASSUMED_PREFILL_MILLISECONDS_PER_TOKEN if prefill is None else prefill
             ),
             fetch_milliseconds_per_byte=fetch,
+            hit_milliseconds=self._hit_milliseconds,
         )
 
 

@@ -78,11 +78,15 @@ class PrefillSharing:
 
     def waits(self, request: str) -> bool:
         """Whether ``request`` should still wait; if not, plan again and ``enter`` again."""
-        waiting = self._waiting.get(request)
-        if waiting is None:
-            return False
-        leader = self._leaders.get(waiting[0])
-        return leader is not None and leader.shares and leader.done < waiting[1]
+        return self.awaited(request) is not None
+
+    def awaited(self, request: str) -> str | None:
+        """The one that ``request`` should still wait for."""
+        other, boundary = self._waiting.get(request, ("", 0))
+        leader = self._leaders.get(other)
+        if leader is None or not leader.shares or leader.done >= boundary:
+            return None
+        return other
 
     def leave(self, request: str) -> None:
         """``request`` has finished its prefill, or ended in whatever way. Idempotent."""

@@ -96,17 +96,26 @@ class CacheStack:
         ``data`` gives its bytes, and is called only if a tier below wants them.
         """
         is_held = self.promote(key, item, size_bytes, saves_milliseconds=saves_milliseconds, parent=parent)
+        self.offer_below(key, data)
+        return is_held
+
+    def offer_below(self, key: PartKey, data: Callable[[], memoryview]) -> None:
+        """Offer a part to those tiers below RAM that have it not; ``data`` as in ``offer``."""
         lower = [tier for tier in self._lower.values() if tier.probe([key]) == [None]]
         if lower:
             view = data()
             for tier in lower:
                 tier.offer(key, view)
-        return is_held
+
+    @property
+    def has_lower(self) -> bool:
+        """Whether there is any tier below RAM."""
+        return bool(self._lower)
 
     def promote(
         self, key: PartKey, item: Any, size_bytes: int, *, saves_milliseconds: float, parent: bytes | None
     ) -> bool:
-        """Keep in RAM what came from below, as the engine's own object. In the order of blocks."""
+        """Keep a part in RAM alone, as the engine's own object; in the order of blocks."""
         return self.ram.keep(key, item, size_bytes, saves_milliseconds=saves_milliseconds, parent=parent)
 
     def stats(self) -> dict[str, TierStats]:

@@ -1,0 +1,68 @@
+"""Hands parts to the tiers below RAM on a thread of its own, so that no step waits for their copies.
+
+Always true: at most ``MOST_BYTES`` of parts wait, or one; what comes when there are more is dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from darkbloom_core.contracts import PartKey
+
+MOST_BYTES = 64 * 1024**2
+CLOSE_SECONDS = 5.0
+"""How long a tier that hangs in a copy is waited for in the end."""
+
+
+class Spill:
+    """``offer_below`` takes a part's key and what gives its bytes; it is called on this thread."""
+
+    def __init__(self, offer_below: Callable[[PartKey, Callable[[], memoryview]], None]) -> None:
+        self._offer_below = offer_below
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[PartKey, mx.array]] = deque()
+        self._waiting_bytes = 0
+        self._is_closed = False
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="prefix cache", daemon=True)
+        self._thread.start()
+
+    def offer(self, key: PartKey, array: mx.array) -> None:
+        """Take a part, whose ``array`` is evaluated. Returns at once."""
+        with self._changed:
+            if self._waiting and self._waiting_bytes + array.nbytes > MOST_BYTES:
+                self.dropped += 1
+                return
+            self._waiting.append((key, array))
+            self._waiting_bytes += array.nbytes
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until everything that was offered is handed over."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting or self._is_closed)
+
+    def close(self) -> None:
+        """End the thread; what still waits is dropped. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if self._is_closed:
+                    self._waiting.clear()
+                    return
+                key, array = self._waiting[0]
+            self._offer_below(key, lambda array=array: memoryview(array).cast("B"))  # type: ignore[misc]
+            del array
+            with self._changed:
+                self._waiting_bytes -= self._waiting.popleft()[1].nbytes
+                self._changed.notify_all()
