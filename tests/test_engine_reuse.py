@@ -35,7 +35,7 @@ from toy_engine import wait_for
 from toy_family import ToyModel, full, recurrent, text_of, window
 from warm import BytesTier, Warm, bits_equal, noise, numerics
 
-from darkbloom_core.contracts import Chat, Device, MediaSpan, Message, Placement, Prompt, TextPart
+from darkbloom_core.contracts import Chat, Device, MediaSpan, Message, Placement, Prompt, TextPart, TierStats
 from darkbloom_core.engine import GenerationRequest
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.prefix import block_hashes
@@ -373,6 +373,30 @@ def test_a_tier_below_outlives_the_engine_and_what_it_gives_is_promoted(opened, 
     assert below.fetches == fetched
     assert warm.is_at_rest()
     assert not warm.engine._share.ledger.reservations().keys() - {"warm/slabs", "warm/prefix cache"}
+
+
+def test_a_tier_below_hears_what_ram_serves_and_is_given_what_it_would_take(opened, below):
+    prompt = noise(900)
+    warm = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below})
+    warm.run(prompt, 1)
+    warm.reuse._spill.wait()
+    held = dict(below.parts)
+    below.parts.clear()
+    below.told.clear()
+    assert warm.run(prompt, 1).cached == 768
+    warm.reuse._spill.wait()
+    assert below.fetches == 0
+    assert below.parts == held
+    (told,) = below.told
+    blocks = [key.block for key in told if key.part == "full"]
+    assert blocks == [key.block for key in held if key.part == "full"]
+
+
+def test_the_planner_begins_with_what_a_tier_has_measured(opened, below):
+    below.stats = lambda: TierStats(read_milliseconds_per_byte=1.0)
+    warm = on_two_engines(opened, below, noise(900))
+    assert warm.run(noise(900)).cached == 0
+    assert warm.status.outcomes == {"cost": 1}
 
 
 @pytest.mark.parametrize("how", ["raises", "lies", "has lost it"])

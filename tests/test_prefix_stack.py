@@ -62,6 +62,9 @@ class BytesTier:
         self.parts[key] = bytes(data)
         return True
 
+    def used(self, keys):
+        return [key not in self.parts for key in keys]
+
     def forget(self, keys):
         for key in keys:
             self.parts.pop(key, None)
@@ -250,6 +253,10 @@ class BrokenTier(BytesTier):
         self._may("offer")
         return super().offer(key, data)
 
+    def used(self, keys):
+        self._may("used")
+        return super().used(keys)[: 1 if self.breaks == "few" else None]
+
     def stats(self):
         self._may("stats")
         return super().stats()
@@ -364,3 +371,20 @@ def test_different_scopes_never_share_a_block_and_the_same_scope_does():
             for scope in (one, other)
         )
         assert bool(first & second) == (one == other)
+
+
+def test_the_tiers_below_hear_what_ram_serves_and_say_what_they_would_take(stack, disk):
+    fill(stack, [0, 1])
+    keys = [PartKey(NAMES[block], "full") for block in range(3)]
+    assert stack.used(keys) == (keys[2],)
+    disk.forget([keys[0]])
+    assert stack.used(keys) == (keys[0], keys[2])
+
+
+@pytest.mark.parametrize("breaks", ["used", "few"])
+def test_a_tier_that_cannot_say_what_it_would_take_takes_nothing(breaks, ledger):
+    tier = BrokenTier(breaks)
+    stack = CacheStack(RamTier(10**6), {"disk": tier}, LAYOUT, ledger)
+    assert stack.used([PartKey(name, "full") for name in NAMES]) == ()
+    assert stack.faults() == {"disk": 1}
+    stack.close()

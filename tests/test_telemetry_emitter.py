@@ -119,6 +119,7 @@ NAMED_TEXTS = {
     "distribution": "a package's name",
     "state": "a plugin's state",
     "sink": "a sink's name",
+    "tier": "a cache tier's name",
 }
 """The only fields that may hold text that the type does not list. None comes from a prompt or an output."""
 

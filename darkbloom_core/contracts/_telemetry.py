@@ -87,6 +87,32 @@ class EngineSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartsFetched:
+    """A cache tier below RAM has answered for a prompt's parts. ``size_bytes`` are of those that came."""
+
+    model: str
+    tier: str
+    started_unix_nanoseconds: int
+    duration_seconds: float
+    parts: int
+    parts_missing: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsWritten:
+    """A cache tier has written all that waited for it, and rests."""
+
+    model: str
+    tier: str
+    started_unix_nanoseconds: int
+    duration_seconds: float
+    parts: int
+    parts_dropped: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFailed:
     """A plugin was refused or broke while loading."""
 
@@ -103,7 +129,15 @@ class SinkFailed:
 
 
 Event: TypeAlias = (
-    RequestStarted | RequestFinished | RequestRefused | SlotChanged | EngineSample | PluginFailed | SinkFailed
+    RequestStarted
+    | RequestFinished
+    | RequestRefused
+    | SlotChanged
+    | EngineSample
+    | PartsFetched
+    | PartsWritten
+    | PluginFailed
+    | SinkFailed
 )
 
 EVENT_TYPES: tuple[type, ...] = (
@@ -112,6 +146,8 @@ EVENT_TYPES: tuple[type, ...] = (
     RequestRefused,
     SlotChanged,
     EngineSample,
+    PartsFetched,
+    PartsWritten,
     PluginFailed,
     SinkFailed,
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from darkbloom_core.contracts._telemetry import Emitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,11 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Counts since the tier was opened, and bytes held now."""
+    """Counts since the tier was opened, and bytes held now.
+
+    ``read_milliseconds_per_byte`` is what the tier has measured of its fetches, None if it has
+    not yet; the planner begins with it.
+    """
 
     parts: int = 0
     bytes_used: int = 0
@@ -38,6 +44,7 @@ class TierStats:
     dropped: int = 0
     evicted: int = 0
     damaged: int = 0
+    read_milliseconds_per_byte: float | None = None
     detail: dict[str, int] = field(default_factory=dict)
 
 
@@ -60,6 +67,14 @@ class CacheTier(Protocol):
         """Keep a copy of ``data``, which is valid only during the call; False if the tier refuses."""
         ...
 
+    def used(self, keys: Sequence[PartKey]) -> Sequence[bool]:
+        """A prompt is prefilled that consists of these parts, in the order of its blocks.
+
+        True for each that the tier has not and would take now, because prompts come back to
+        it. Memory only: no I/O. This is how a tier learns of uses that a tier above it serves.
+        """
+        ...
+
     def forget(self, keys: Sequence[PartKey]) -> None:
         """Drop these parts if they are held."""
         ...
@@ -73,11 +88,20 @@ class CacheTier(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierContext:
-    """What a tier is opened with: its budget, and as ``options`` the settings table named after it."""
+    """What a tier is opened with, and as ``options`` the settings table named after it.
+
+    ``directory`` is the tier's own, the same for all models and processes; it may not exist
+    yet. ``bytes_limit`` is of what it keeps of all models together, None for its own default.
+    ``reserve`` is called with how many bytes of parts the tier is about to hold in memory
+    altogether, buffers of ``fetch`` not counted; False: it may not, and holds what it held.
+    Its work may be told as events to ``emitter``.
+    """
 
     model: str
     directory: Path
     bytes_limit: int | None
+    reserve: Callable[[int], bool]
+    emitter: Emitter
     options: dict[str, Any]
 
 

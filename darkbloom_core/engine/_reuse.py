@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
@@ -131,11 +131,10 @@ class Reuse:
         tiers = options.open_tiers()
         self.stack = CacheStack(RamTier(0), tiers, self.layout, share.ledger)
         self.budget = CacheBudget(share, self.stack.ram, options.ram_bytes)
-        self._spill = Spill(self.stack.offer_below) if tiers else None
+        self._spill = Spill(self.stack.offer_below, self.stack.ram.get) if tiers else None
         self._policy = TailPolicy(self.layout)
         self._sharing = PrefillSharing(self.layout)
-        assumed = {RAM: RAM_MILLISECONDS_PER_BYTE, **dict.fromkeys(tiers, 10 * RAM_MILLISECONDS_PER_BYTE)}
-        self.rates = Rates(assumed, self._measure_hit())
+        self.rates = Rates(self._assumed_rates(), self._measure_hit())
         if chunk_seconds is not None:
             self.took(numerics.chunk_tokens, chunk_seconds)
         self._uses: dict[str, _Use] = {}
@@ -359,9 +358,21 @@ class Reuse:
             return
         tails = self._sharing.tails(live.request.id)
         self.stack.ram.renew([PartKey(use.names[block], part) for block, part in tails])
+        self._tell_tiers(use, tails)
         self._sharing.leave(live.request.id)
         if not self.follows_decoding:
             del self._uses[live.request.id]
+
+    def _tell_tiers(self, use: _Use, tails: Iterable[tuple[int, PartName]]) -> None:
+        """Tell the tiers below RAM what the prompt consists of, and hand them what they want and RAM has."""
+        if self._spill is None:
+            return
+        full: list[tuple[int, PartName]] = [
+            (block, "full") for block in range(len(use.names)) if self.layout.needs_full(block)
+        ]
+        taken = [(fetch.block, fetch.part) for fetch in use.plan.fetches if fetch.part != "full"]
+        parts = dict.fromkeys([*full, *taken, *sorted(tails)])
+        self._spill.offer_held(self.stack.used([PartKey(use.names[block], part) for block, part in parts]))
 
     def capture_decoded(self, live: Live, tokens: int) -> Capture | None:
         """Like ``capture``, of a row that holds ``tokens`` tokens after a decode step that is built."""
@@ -455,6 +466,16 @@ class Reuse:
 
     def _count(self, outcome: LookupOutcome) -> None:
         self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+
+    def _assumed_rates(self) -> dict[str, float]:
+        """Milliseconds per byte of each place before the first fetch, adoption included."""
+        found = {RAM: RAM_MILLISECONDS_PER_BYTE}
+        for place, stats in self.stack.stats().items():
+            measured = stats.read_milliseconds_per_byte
+            reading = 9 * RAM_MILLISECONDS_PER_BYTE if measured is None else measured
+            if place != RAM:
+                found[place] = RAM_MILLISECONDS_PER_BYTE + reading
+        return found
 
     def _measure_hit(self) -> float:
         """Milliseconds of the least adoption there is: one grid cell's, the second time."""

@@ -1,13 +1,14 @@
 """Hands parts to the tiers below RAM on a thread of its own, so that no step waits for their copies.
 
-Always true: at most ``MOST_BYTES`` of parts wait, or one; what comes when there are more is dropped.
+Always true: at most ``MOST_BYTES`` of parts wait, or one; what comes when there are more is
+dropped. Parts that RAM holds wait by name only, and are dropped if RAM has lost them by then.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
@@ -19,12 +20,20 @@ CLOSE_SECONDS = 5.0
 
 
 class Spill:
-    """``offer_below`` takes a part's key and what gives its bytes; it is called on this thread."""
+    """``offer_below`` takes a part's key and what gives its bytes; it is called on this thread.
 
-    def __init__(self, offer_below: Callable[[PartKey, Callable[[], memoryview]], None]) -> None:
+    ``held`` gives the array of a part that RAM holds, or None.
+    """
+
+    def __init__(
+        self,
+        offer_below: Callable[[PartKey, Callable[[], memoryview]], None],
+        held: Callable[[PartKey], mx.array | None],
+    ) -> None:
         self._offer_below = offer_below
+        self._held = held
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[PartKey, mx.array]] = deque()
+        self._waiting: deque[tuple[PartKey, mx.array | None]] = deque()
         self._waiting_bytes = 0
         self._is_closed = False
         self.dropped = 0
@@ -39,6 +48,12 @@ class Spill:
                 return
             self._waiting.append((key, array))
             self._waiting_bytes += array.nbytes
+            self._changed.notify_all()
+
+    def offer_held(self, keys: Iterable[PartKey]) -> None:
+        """Take parts that RAM holds. Returns at once."""
+        with self._changed:
+            self._waiting.extend((key, None) for key in keys)
             self._changed.notify_all()
 
     def wait(self) -> None:
@@ -60,9 +75,13 @@ class Spill:
                 if self._is_closed:
                     self._waiting.clear()
                     return
-                key, array = self._waiting[0]
-            self._offer_below(key, lambda array=array: memoryview(array).cast("B"))  # type: ignore[misc]
+                key, waiting = self._waiting[0]
+            array = self._held(key) if waiting is None else waiting
+            if array is not None:
+                self._offer_below(key, lambda array=array: memoryview(array).cast("B"))  # type: ignore[misc]
             del array
             with self._changed:
-                self._waiting_bytes -= self._waiting.popleft()[1].nbytes
+                self._waiting.popleft()
+                self._waiting_bytes -= 0 if waiting is None else waiting.nbytes
+                waiting = None
                 self._changed.notify_all()

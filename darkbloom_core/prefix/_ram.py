@@ -90,6 +90,12 @@ class RamTier:
             held = self._held.get(key)
             return None if held is None else held.size_bytes
 
+    def get(self, key: PartKey) -> Any | None:
+        """What is held under ``key``, or None. Counts as no use, and pins nothing."""
+        with self._lock:
+            held = self._held.get(key)
+            return None if held is None else held.item
+
     def keep(
         self,
         key: PartKey,

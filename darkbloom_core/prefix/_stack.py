@@ -118,6 +118,17 @@ class CacheStack:
         """Keep a part in RAM alone, as the engine's own object; in the order of blocks."""
         return self.ram.keep(key, item, size_bytes, saves_milliseconds=saves_milliseconds, parent=parent)
 
+    def used(self, keys: Sequence[PartKey]) -> tuple[PartKey, ...]:
+        """Tell the tiers below RAM that a prompt consists of these parts, in the order of its blocks.
+
+        Gives those that one of them would take now: prompts that come back are worth offering
+        again, and what RAM serves is not forgotten below.
+        """
+        wanted: dict[PartKey, None] = {}
+        for tier in self._lower.values():
+            wanted |= {key: None for key, is_wanted in zip(keys, tier.used(keys), strict=True) if is_wanted}
+        return tuple(wanted)
+
     def stats(self) -> dict[str, TierStats]:
         """By place; a tier that cannot say is left out."""
         found = {RAM: self.ram.stats()}
@@ -259,6 +270,13 @@ class _Guarded:
 
     def offer(self, key: PartKey, data: memoryview) -> bool:
         return bool(self._ask(lambda: self._tier.offer(key, data)))
+
+    def used(self, keys: Sequence[PartKey]) -> Sequence[bool]:
+        found = self._ask(lambda: list(self._tier.used(keys)))
+        if found is not None and len(found) != len(keys):
+            self._fault(ValueError(f"{len(keys)} keys were used, {len(found)} answers came"))
+            found = None
+        return [False] * len(keys) if found is None else found
 
     def stats(self) -> TierStats | None:
         return self._ask(self._tier.stats)

@@ -145,6 +145,7 @@ class BytesTier:
         self.fault: Exception | None = None
         self.damaged = False
         self.fetches = 0
+        self.told = []
         self.threads = ThreadPoolExecutor(1)
 
     def probe(self, keys):
@@ -166,6 +167,10 @@ class BytesTier:
     def offer(self, key, data):
         self.parts[key] = bytes(data)
         return True
+
+    def used(self, keys):
+        self.told.append(list(keys))
+        return [key not in self.parts for key in keys]
 
     def forget(self, keys):
         for key in keys:

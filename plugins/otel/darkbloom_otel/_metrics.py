@@ -12,6 +12,8 @@ from opentelemetry.util.types import AttributeValue
 from darkbloom_core.contracts import (
     EngineSample,
     Event,
+    PartsFetched,
+    PartsWritten,
     PluginFailed,
     RequestFinished,
     RequestRefused,
@@ -32,6 +34,7 @@ class Metrics:
         self._slots: dict[str, SlotChanged] = {}
         self._requests(meter)
         self._failures(meter)
+        self._tiers(meter)
         self._levels(meter)
 
     def record(self, event: Event) -> None:
@@ -48,6 +51,10 @@ class Metrics:
             case EngineSample():
                 with self._lock:
                     self._samples[event.model] = event
+            case PartsFetched():
+                self._record_fetched(event)
+            case PartsWritten():
+                self._record_written(event)
             case PluginFailed():
                 self._plugins.add(1, {names.PLUGIN: event.plugin, names.PLUGIN_STATE: event.state})
             case SinkFailed():
@@ -84,6 +91,19 @@ class Metrics:
         self._refused = _counter(meter, names.REQUESTS_REFUSED, "Requests refused, by the error's code")
         self._plugins = _counter(meter, names.PLUGIN_FAILURES, "Plugins that were refused or failed")
         self._sinks = _counter(meter, names.SINK_FAILURES, "Times that another telemetry sink raised")
+
+    def _tiers(self, meter: Meter) -> None:
+        self._fetch = _seconds(meter, names.CACHE_FETCH_DURATION, "Answers of a cache tier")
+        self._fetched = meter.create_counter(names.CACHE_FETCHED, "By", "Bytes that came from a cache tier")
+        self._fetched_parts = _counter(meter, names.CACHE_FETCHED_PARTS, "Parts that came from a cache tier")
+        self._missing_parts = _counter(
+            meter, names.CACHE_MISSING_PARTS, "Parts that a cache tier said it had and did not give"
+        )
+        self._written = meter.create_counter(names.CACHE_WRITTEN, "By", "Bytes written to a cache tier")
+        self._written_parts = _counter(meter, names.CACHE_WRITTEN_PARTS, "Parts written to a cache tier")
+        self._dropped_parts = _counter(
+            meter, names.CACHE_DROPPED_PARTS, "Parts that waited for a cache tier and were not written"
+        )
 
     def _levels(self, meter: Meter) -> None:
         gauges: tuple[tuple[str, str, str, Callable[[EngineSample], int]], ...] = (
@@ -135,6 +155,19 @@ class Metrics:
             counter.add(count, model)
         for reason in event.finish_reasons:
             self._outputs.add(1, {**model, names.FINISH_REASON: reason})
+
+    def _record_fetched(self, event: PartsFetched) -> None:
+        tier: dict[str, AttributeValue] = {names.REQUEST_MODEL: event.model, names.CACHE_TIER: event.tier}
+        self._fetch.record(event.duration_seconds, tier)
+        self._fetched.add(event.size_bytes, tier)
+        self._fetched_parts.add(event.parts - event.parts_missing, tier)
+        self._missing_parts.add(event.parts_missing, tier)
+
+    def _record_written(self, event: PartsWritten) -> None:
+        tier: dict[str, AttributeValue] = {names.REQUEST_MODEL: event.model, names.CACHE_TIER: event.tier}
+        self._written.add(event.size_bytes, tier)
+        self._written_parts.add(event.parts, tier)
+        self._dropped_parts.add(event.parts_dropped, tier)
 
     def _record_slot(self, event: SlotChanged) -> None:
         with self._lock:

@@ -18,11 +18,11 @@ from opentelemetry.util.types import AttributeValue
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from darkbloom_core.contracts import Event, RequestFinished
+from darkbloom_core.contracts import Event, PartsFetched, PartsWritten, RequestFinished
 from darkbloom_otel import _names as names
 from darkbloom_otel._metrics import Metrics
 from darkbloom_otel._options import OtelOptions
-from darkbloom_otel._spans import record_span
+from darkbloom_otel._spans import record_span, record_tier_span
 
 logger = logging.getLogger("darkbloom.otel")
 
@@ -63,10 +63,12 @@ class OtelSink:
         )
 
     def emit(self, event: Event) -> None:
-        """Count ``event``, and give a finished request its span."""
+        """Count ``event``, and give it a span if it is something that took its time."""
         self._metrics.record(event)
         if isinstance(event, RequestFinished):
             record_span(self._tracer, event, self._server)
+        elif isinstance(event, PartsFetched | PartsWritten):
+            record_tier_span(self._tracer, event)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics in the Prometheus format that the header ``accept`` asks for, and its content type."""

@@ -1,4 +1,4 @@
-"""A finished request as one inference span, with the times that the event states."""
+"""A finished request as one inference span, and a cache tier's work as one, with the times that the event states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from darkbloom_core.contracts import RequestFinished
+from darkbloom_core.contracts import PartsFetched, PartsWritten, RequestFinished
 from darkbloom_otel import _names as names
 
 Attributes = dict[str, AttributeValue]
@@ -27,6 +27,30 @@ def record_span(tracer: Tracer, event: RequestFinished, server: Mapping[str, Att
     )
     if event.error_code is not None:
         span.set_status(Status(StatusCode.ERROR))
+    span.end(end_time=start + int(event.duration_seconds * 1e9))
+
+
+def record_tier_span(tracer: Tracer, event: PartsFetched | PartsWritten) -> None:
+    """Start and end the span of a tier's work, which belongs to no request alone."""
+    is_fetch = isinstance(event, PartsFetched)
+    attributes: Attributes = {
+        names.REQUEST_MODEL: event.model,
+        names.CACHE_TIER: event.tier,
+        names.CACHE_PARTS: event.parts,
+        names.CACHE_SIZE: event.size_bytes,
+    }
+    if isinstance(event, PartsFetched) and event.parts_missing:
+        attributes[names.CACHE_PARTS_MISSING] = event.parts_missing
+    if isinstance(event, PartsWritten) and event.parts_dropped:
+        attributes[names.CACHE_PARTS_DROPPED] = event.parts_dropped
+    start = event.started_unix_nanoseconds
+    span = tracer.start_span(
+        f"{'fetch' if is_fetch else 'write'} {event.tier}",
+        context=Context(),
+        kind=SpanKind.INTERNAL,
+        attributes=attributes,
+        start_time=start,
+    )
     span.end(end_time=start + int(event.duration_seconds * 1e9))
 
 

@@ -23,6 +23,8 @@ from starlette.testclient import TestClient
 
 from darkbloom_core.contracts import (
     EngineSample,
+    PartsFetched,
+    PartsWritten,
     PluginFailed,
     RequestFinished,
     RequestRefused,
@@ -279,6 +281,32 @@ def test_refusals_and_failures_are_counted_by_their_cause(sink):
     assert value(sink, "darkbloom_requests_refused_total", **refused) == 2
     assert value(sink, "darkbloom_plugin_failures_total", darkbloom_plugin_name="p") == 1
     assert value(sink, "darkbloom_sink_failures_total", darkbloom_sink_name="other") == 1
+
+
+def test_what_a_cache_tier_did_is_a_span_and_is_counted(sink, exporter):
+    tier = {"model": "tiny", "tier": "disk", "started_unix_nanoseconds": STARTED, "duration_seconds": 0.5}
+    sink.emit(PartsFetched(**tier, parts=4, parts_missing=1, size_bytes=3000))
+    sink.emit(PartsWritten(**tier, parts=2, parts_dropped=3, size_bytes=2000))
+    fetched, written = exporter.get_finished_spans()
+    assert (fetched.name, written.name) == ("fetch disk", "write disk")
+    assert fetched.parent is None
+    assert fetched.end_time - fetched.start_time == 500_000_000
+    assert dict(fetched.attributes) == {
+        "gen_ai.request.model": "tiny",
+        "darkbloom.cache.tier": "disk",
+        "darkbloom.cache.parts": 4,
+        "darkbloom.cache.parts_missing": 1,
+        "darkbloom.cache.size_bytes": 3000,
+    }
+    assert written.attributes["darkbloom.cache.parts_dropped"] == 3
+    by = {"gen_ai_request_model": "tiny", "darkbloom_cache_tier": "disk"}
+    assert value(sink, "darkbloom_cache_fetch_duration_seconds_sum", **by) == 0.5
+    assert value(sink, "darkbloom_cache_fetched_bytes_total", **by) == 3000
+    assert value(sink, "darkbloom_cache_fetched_parts_total", **by) == 3
+    assert value(sink, "darkbloom_cache_missing_parts_total", **by) == 1
+    assert value(sink, "darkbloom_cache_written_bytes_total", **by) == 2000
+    assert value(sink, "darkbloom_cache_written_parts_total", **by) == 2
+    assert value(sink, "darkbloom_cache_dropped_parts_total", **by) == 3
 
 
 def test_two_sinks_in_one_process_share_nothing_and_touch_nothing_global(sink):
