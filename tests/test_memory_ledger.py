@@ -336,3 +336,15 @@ def test_many_misses_make_one_flush_that_is_told():
     reclaimer.close()
     assert len(flushes) == 2
     assert flushes[1] - flushes[0] >= 1.0
+
+
+def test_a_cache_holds_as_much_as_fits_and_a_refusal_changes_nothing():
+    shortfalls = []
+    ledger = Ledger(lambda pool: 100, on_shortfall=shortfalls.append)
+    assert ledger.hold("queue", 60, "host")
+    assert ledger.hold("queue", 90, "host")
+    assert not ledger.hold("queue", 101, "host")
+    assert ledger.outstanding_bytes("host") == 90
+    assert ledger.hold("queue", 0, "host")
+    assert not ledger.reservations()
+    assert not shortfalls

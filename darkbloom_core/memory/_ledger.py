@@ -117,6 +117,20 @@ class Ledger:
             self._reservations[key] = replace(entry, size_bytes=size_bytes)
             return True
 
+    def hold(self, key: str, size_bytes: int, pool: Pool = "device") -> bool:
+        """Make what ``key`` holds of ``pool`` this large, 0 for nothing; False, and no change, if it cannot grow now.
+
+        For a cache, which can do without: its kind is ``blocks``, and a refusal counts for nothing.
+        """
+        entry = Reservation(
+            kind="blocks",
+            pool=pool,
+            size_bytes=max(0, size_bytes),
+            made_at=self._clock(),
+            is_held=lambda: True,
+        )
+        return self._hold(key, entry)
+
     def release(self, key: str) -> None:
         """Give back what ``key`` holds; nothing happens if it holds nothing."""
         with self._lock:
