@@ -86,7 +86,7 @@ def test_null_is_the_same_as_absent() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    assert chat_body(user="me", metadata={"a": "b"}, prompt_cache_key="k", whatever=[1]) == chat_body()
+    assert chat_body(user="me", metadata={"a": "b"}, whatever=[1]) == chat_body()
     assert chat_body(stream_options={}).stream_options is not None
 
 

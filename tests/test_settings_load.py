@@ -111,7 +111,7 @@ def test_options_of_a_plugin_are_found_however_its_name_is_written(load):
         ),
         (
             "[xyzzy]",
-            "unknown setting xyzzy in FILE: there are the tables server, engine, memory, slots, media, telemetry, models, options",
+            "unknown setting xyzzy in FILE: there are the tables server, engine, memory, slots, prefix, media, telemetry, models, options",
         ),
         ("[server]\nport = 'x'", "server.port in FILE must be a whole number, not 'x'"),
         ("[server]\nport = '80'", "server.port in FILE must be a whole number, not '80'"),

@@ -519,19 +519,3 @@ def test_unloading_during_a_load_waits_with_its_growth_and_counts_both(build, re
     future.result(20)
     assert sum(toy.grants().values()) <= budget(toy, 16)
     assert toy.grants()["a"] == toy.grants()["c"] == budget(toy, 16) // 2
-
-
-# --- digests ---------------------------------------------------------------------------------
-
-
-def test_a_digest_is_computed_once_for_each_version_of_the_files(tmp_path):
-    from darkbloom_core.slots import Digests
-
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    digests = Digests()
-    first = digests.of(tmp_path)
-    assert digests.of(tmp_path) == first
-    assert digests.computed == 1
-    (tmp_path / "model.safetensors").write_bytes(b"others!")
-    assert digests.of(tmp_path) != first
-    assert digests.computed == 2

@@ -35,7 +35,8 @@ def loaded_app(
     plugins = command.plugins
     routes = plugins.server_routes(settings)
     emitter = SinkEmitter(plugins.telemetry_sinks(settings))
-    slots = SlotManager(settings, plugins.family_for, emitter)
+    tiers = plugins.cache_tiers() if settings.prefix.tiers else ()
+    slots = SlotManager(settings, plugins.family_for, emitter, cache_tiers=tiers)
     try:
         for model in models:
             slots.add(model.name, model.path)

@@ -46,6 +46,7 @@ from darkbloom_core.contracts._telemetry import (
     PartsFetched,
     PartsWritten,
     PluginFailed,
+    PrefixSample,
     RequestFinished,
     RequestRefused,
     RequestStarted,
@@ -53,6 +54,7 @@ from darkbloom_core.contracts._telemetry import (
     SlotChanged,
     SlotState,
     TelemetrySink,
+    TierSample,
 )
 from darkbloom_core.contracts._tiers import (
     CacheTier,
@@ -109,6 +111,7 @@ __all__ = [
     "PartsWritten",
     "Placement",
     "PluginFailed",
+    "PrefixSample",
     "PreparedPicture",
     "Progress",
     "Prompt",
@@ -123,6 +126,7 @@ __all__ = [
     "TelemetrySink",
     "TextPart",
     "TierContext",
+    "TierSample",
     "TierStats",
     "Tool",
     "ToolCall",

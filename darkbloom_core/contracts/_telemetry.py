@@ -87,6 +87,47 @@ class EngineSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixSample:
+    """How one engine reused the beginnings of prompts, sampled like ``EngineSample``.
+
+    Each request that was looked up is a hit or has one of the reasons of a miss. ``waits``
+    are requests that waited for what another was computing.
+    """
+
+    model: str
+    lookups: int
+    hits: int
+    tokens_reused: int
+    waits: int
+    missed_short: int
+    missed_absent: int
+    missed_window: int
+    missed_cost: int
+    missed_failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSample:
+    """One tier of an engine's prefix cache: ``ram``, or one of a plugin. Bytes are those held now."""
+
+    model: str
+    tier: str
+    parts: int
+    bytes_used: int
+    bytes_limit: int
+    full_bytes: int
+    window_bytes: int
+    state_bytes: int
+    hits: int
+    misses: int
+    offered: int
+    dropped: int
+    evicted: int
+    damaged: int
+    faults: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartsFetched:
     """A cache tier below RAM has answered for a prompt's parts. ``size_bytes`` are of those that came."""
 
@@ -134,6 +175,8 @@ Event: TypeAlias = (
     | RequestRefused
     | SlotChanged
     | EngineSample
+    | PrefixSample
+    | TierSample
     | PartsFetched
     | PartsWritten
     | PluginFailed
@@ -146,6 +189,8 @@ EVENT_TYPES: tuple[type, ...] = (
     RequestRefused,
     SlotChanged,
     EngineSample,
+    PrefixSample,
+    TierSample,
     PartsFetched,
     PartsWritten,
     PluginFailed,

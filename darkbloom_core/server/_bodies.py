@@ -110,6 +110,7 @@ class GenerationBody(_Body):
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     logit_bias: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
+    prompt_cache_key: Name | None = None
 
 
 class ChatCompletionBody(GenerationBody):

@@ -13,12 +13,17 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
+from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server._errors import ErrorAnswer
 
 REQUEST_ID_CHARACTERS = 256
 
+SCOPE_HEADER = "X-Darkbloom-Scope"
+SCOPE_CHARACTERS = 256
+
 _KEY = "darkbloom.request"
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_SCOPE = re.compile(rf"[\x20-\x7e]{{1,{SCOPE_CHARACTERS}}}")
 _REQUEST_ID = re.compile(rf"[\x20-\x7e]{{1,{REQUEST_ID_CHARACTERS}}}")
 
 
@@ -35,7 +40,23 @@ class RequestContext:
         self.started_unix_nanoseconds = time.time_ns()
         self.started_seconds = time.monotonic()
         self.accepted = False
+        self._scopes = headers.getlist(SCOPE_HEADER)
         self.error_body: Callable[[ErrorAnswer], Mapping[str, Any]] = ErrorAnswer.body
+
+    @property
+    def scope(self) -> str | None:
+        """Whom the request is for: only requests of the same scope share what was computed for their prompts.
+
+        Raises ``InvalidRequest`` for a header that is there twice or is no printable ASCII.
+        """
+        if not self._scopes:
+            return None
+        if len(self._scopes) > 1 or not _SCOPE.fullmatch(self._scopes[0]):
+            raise InvalidRequest(
+                f"{SCOPE_HEADER}: must be there once, with 1 to {SCOPE_CHARACTERS} characters of printable ASCII",
+                param=SCOPE_HEADER,
+            )
+        return self._scopes[0]
 
     def store(self, scope: Scope) -> None:
         """Make this the context of the request that ``scope`` describes."""

@@ -94,6 +94,7 @@ def _request(
         choices=body.n or 1,
         streamed=body.stream is True,
         include_usage=options is not None and options.include_usage is True,
+        cache_key=body.prompt_cache_key,
     )
 
 

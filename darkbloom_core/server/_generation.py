@@ -88,12 +88,12 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all outputs that have ended; the prompt counts once."""
+        """Tokens of all outputs that have ended; the prompt counts once, as the output that computed most of it did."""
         usages = [end.usage for end in self._ends.values()]
         return Usage(
             prompt_tokens=max((usage.prompt_tokens for usage in usages), default=0),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
-            cached_tokens=max((usage.cached_tokens for usage in usages), default=0),
+            cached_tokens=min((usage.cached_tokens for usage in usages), default=0),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         )
 
@@ -225,13 +225,14 @@ class GenerationService:
 
         The request is over when the context is left.
         """
+        scope = context.scope
         async with self._pinned_slot(request.model, client) as slot:
             prompt = await self._encode(request, slot)
             if client.gone:
                 raise RequestCancelled("the client has gone")
             if self.draining:
                 raise _draining()
-            generation = self._submit(request, slot, prompt)
+            generation = self._submit(request, slot, prompt, scope)
             async with self._accounted(generation, request, context, client):
                 yield generation
 
@@ -286,7 +287,7 @@ class GenerationService:
             raise InvalidRequest("the prompt is empty", param=_source_field(request))
         return prompt
 
-    def _submit(self, request: AnswerRequest, slot: Slot, prompt: Prompt) -> Generation:
+    def _submit(self, request: AnswerRequest, slot: Slot, prompt: Prompt, scope: str | None) -> Generation:
         """Submit one sequence for each choice, or none."""
         sampling = request.sampling.over(slot.defaults)
         if sampling.seed is None:
@@ -294,7 +295,7 @@ class GenerationService:
         limits = self._token_limits(request, slot, prompt)
         for position, max_tokens in enumerate(limits):
             try:
-                streams = _submit_choices(request, slot, prompt, sampling, max_tokens)
+                streams = _submit_choices(request, slot, prompt, sampling, max_tokens, scope)
             except (NeverFits, CapacityExhausted):
                 if position == len(limits) - 1:
                     raise
@@ -341,7 +342,12 @@ async def _loaded(load: Future[Slot], client: ClientWatch) -> None:
 
 
 def _submit_choices(
-    request: AnswerRequest, slot: Slot, prompt: Prompt, sampling: SamplingParams, max_tokens: int
+    request: AnswerRequest,
+    slot: Slot,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    max_tokens: int,
+    scope: str | None,
 ) -> list[OutputStream]:
     name = secrets.token_hex(12)
     chat = request.source if isinstance(request.source, Chat) else None
@@ -358,6 +364,8 @@ def _submit_choices(
                         sampling=sampling,
                         stop=request.stop,
                         choice=choice,
+                        scope=scope,
+                        cache_key=request.cache_key,
                     )
                 )
             )

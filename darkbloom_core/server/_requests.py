@@ -38,7 +38,8 @@ class AnswerRequest:
     """What to generate. ``source`` is a conversation to continue, or plain text.
 
     ``max_tokens`` None means as many as the settings and the context allow. ``choices``
-    answers are generated, each a sequence of its own, all from the same seed.
+    answers are generated, each a sequence of its own, all from the same seed. Only requests
+    of the same ``cache_key`` share what was computed for their prompts.
     """
 
     model: str
@@ -49,6 +50,7 @@ class AnswerRequest:
     choices: int = 1
     streamed: bool = False
     include_usage: bool = False
+    cache_key: str | None = None
 
     @property
     def operation(self) -> Operation:

@@ -108,6 +108,25 @@ class SlotSettings(_Table):
     """The models to load at the start, in this order; others are loaded when asked for. None named: all at the start."""
 
 
+class PrefixSettings(_Table):
+    """Reuse of what was computed for the beginnings of earlier prompts."""
+
+    reuse: Literal["off", "exact", "relaxed"] = "exact"
+    """"exact" changes no bit of any answer; "relaxed" also reuses what was computed while decoding, and up to any block."""
+
+    ram_bytes: int | None = Field(default=None, ge=0)
+    """The most memory that a model's cache may have, as a part of its KV memory; a quarter of that if it is not set."""
+
+    tiers: tuple[str, ...] = Field(default=(), strict=False)  # TOML has arrays, not tuples
+    """Cache tiers of plugins below memory, by name, the fastest first; none unless named here."""
+
+    tier_bytes: int | None = Field(default=None, ge=0)
+    """The most bytes that a tier may hold of all models together; the tier's own choice if it is not set."""
+
+    state_folder: str | None = None
+    """Where tiers and what belongs to them are kept; `darkbloom` in `$XDG_STATE_HOME` or `~/.local/state` if not set."""
+
+
 class MediaSettings(_Table):
     """Pictures and videos in requests."""
 
@@ -162,6 +181,7 @@ class Settings(_Table):
     engine: EngineSettings = EngineSettings()
     memory: MemorySettings = MemorySettings()
     slots: SlotSettings = SlotSettings()
+    prefix: PrefixSettings = PrefixSettings()
     media: MediaSettings = MediaSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 

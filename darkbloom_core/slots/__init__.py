@@ -1,8 +1,10 @@
 """Load models, share memory among them, recover and unload them; find what a model's name means."""
 
+from darkbloom_core.slots._blas import REFERENCE_BLAS, blas_name
 from darkbloom_core.slots._capacity import SlotCapacity
 from darkbloom_core.slots._defaults import sampling_defaults
 from darkbloom_core.slots._device import current_device
+from darkbloom_core.slots._digests import Digests
 from darkbloom_core.slots._manager import KnownModel, SlotManager
 from darkbloom_core.slots._memory import memory_terms
 from darkbloom_core.slots._resolve import (
@@ -14,9 +16,10 @@ from darkbloom_core.slots._resolve import (
     resolve_models,
 )
 from darkbloom_core.slots._slot import Activity, Slot
-from darkbloom_core.slots._weights import Digests, estimated_weight_bytes
+from darkbloom_core.slots._weights import estimated_weight_bytes
 
 __all__ = [
+    "REFERENCE_BLAS",
     "Activity",
     "Digests",
     "KnownModel",
@@ -25,6 +28,7 @@ __all__ = [
     "Slot",
     "SlotCapacity",
     "SlotManager",
+    "blas_name",
     "current_device",
     "estimated_weight_bytes",
     "hub_checkpoints",

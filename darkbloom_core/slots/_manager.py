@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ from typing import Any
 
 from darkbloom_core.checkpoint import read_config
 from darkbloom_core.contracts import (
+    CacheTierFactory,
     ChatCodec,
     Emitter,
-    EngineSample,
     LoadedModel,
     ModelDescription,
     ModelFamily,
@@ -45,6 +45,8 @@ from darkbloom_core.slots._defaults import sampling_defaults
 from darkbloom_core.slots._device import current_device
 from darkbloom_core.slots._keeper import Job, Keeper
 from darkbloom_core.slots._memory import SlotMemory
+from darkbloom_core.slots._prefix import PrefixSetup
+from darkbloom_core.slots._samples import engine_samples
 from darkbloom_core.slots._slot import Slot
 from darkbloom_core.slots._weights import estimated_weight_bytes, weights_version
 
@@ -95,6 +97,9 @@ def engine_options(settings: EngineSettings) -> EngineOptions:
 class SlotManager:
     """Thread-safe. ``family_for`` finds the installed family that reads a config.
 
+    ``cache_tiers`` are those that plugins offer; the settings say which are used. Raises
+    ``SettingsError`` if they name another.
+
     Locks are taken in this order: the load gate, the share gate, the table's lock.
     """
 
@@ -104,7 +109,11 @@ class SlotManager:
         family_for: FamilyFor,
         emitter: Emitter,
         readings: Readings | None = None,
+        cache_tiers: Sequence[CacheTierFactory] = (),
     ) -> None:
+        self._prefix = PrefixSetup(
+            settings, cache_tiers, emitter, lambda key, size: self.memory.ledger.hold(key, size, "host")
+        )
         self._settings = settings
         self._family_for = family_for
         self._emitter = emitter
@@ -350,7 +359,9 @@ class SlotManager:
             self._slots = {**self._slots, name: slot}
         self._emit(slot, "loading", 0.0)
         try:
+            prefix = self._prefix.begin(self._known[name])
             self._load_weights(slot)
+            slot.prefix = prefix()
             self._warm(slot)
             self._check_open()
         except BaseException as fault:  # Ctrl-C too, which leaves the engine's thread loading
@@ -374,7 +385,7 @@ class SlotManager:
         with self._share_gate:
             self.memory.share_out(check=True)
         self._set_state(slot, "warming")
-        slot.engine.start(slot.grant_bytes, self.memory.budget())
+        slot.engine.start(slot.grant_bytes, self.memory.budget(), slot.prefix)
         choices = slot.engine.status().choices
         with self._share_gate:
             slot.activation_bytes = choices.activation_bytes if choices is not None else 0
@@ -504,7 +515,7 @@ class SlotManager:
         engine = self._new_engine(slot.name, slot.codec, lambda: model)
         try:
             engine.load_model()
-            engine.start(slot.grant_bytes, self.memory.budget())
+            engine.start(slot.grant_bytes, self.memory.budget(), slot.prefix)
             with self._share_gate, self._table:
                 if not self._is_reloading(slot):
                     raise Draining(f"{slot.name} was unloaded meanwhile")
@@ -559,20 +570,8 @@ class SlotManager:
 
     def _sample_engines(self) -> None:
         for slot in self.slots():
-            status = slot.engine.status()
-            self._emitter.emit(
-                EngineSample(
-                    model=slot.name,
-                    running=status.running,
-                    waiting=status.waiting,
-                    kv_bytes_used=status.kv_bytes_used,
-                    kv_bytes_reserved=status.kv_bytes_reserved,
-                    kv_bytes_grant=status.kv_bytes_grant,
-                    decode_steps=status.decode_steps,
-                    prefill_tokens=status.prefill_tokens,
-                    output_tokens=status.output_tokens,
-                )
-            )
+            for event in engine_samples(slot.name, slot.engine.status()):
+                self._emitter.emit(event)
 
 
 def _thread_of(engine: Engine) -> Callable[[], bool]:

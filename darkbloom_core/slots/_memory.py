@@ -58,7 +58,7 @@ class SlotMemory:
         self._readings = readings
         self._slots = slots
         self._numbers = itertools.count()
-        self.reclaimer = Reclaimer(readings, on_flushed)
+        self.reclaimer = Reclaimer(readings, on_flushed, self._trim_for)
         self.ledger = Ledger(self._headroom, unified=readings.unified, on_shortfall=self.reclaimer.want)
         self.left_behind: list[tuple[Callable[[], bool], int]] = []
 
@@ -78,7 +78,15 @@ class SlotMemory:
     # --- loading -----------------------------------------------------------------------
 
     def claim(self, name: str, weight_bytes: int) -> bool:
-        """Reserve a model's weights if they fit now, in one step with the check."""
+        """Reserve a model's weights if they fit now, in one step with the check; prefix caches give way."""
+        if self._claim(name, weight_bytes):
+            return True
+        if self.trim_caches(weight_bytes) == 0:
+            return False
+        self.clear_cache()
+        return self._claim(name, weight_bytes)
+
+    def _claim(self, name: str, weight_bytes: int) -> bool:
         terms, loaded, found = self.terms(), self._weight_bytes(), self._readings.read("device")
 
         def admits(outstanding_bytes: int) -> bool:
@@ -93,6 +101,18 @@ class SlotMemory:
             return check.verdict == "fits"
 
         return self.ledger.claim_load(_claim(name), weight_bytes, admits)
+
+    def trim_caches(self, size_bytes: int) -> int:
+        """Let prefix caches drop so many bytes, of the model that nobody used for longest first; gives what they did."""
+        dropped = 0
+        for slot in sorted(self._slots(), key=lambda slot: slot.used_at):
+            if dropped < size_bytes:
+                dropped += slot.engine.trim_cache(size_bytes - dropped)
+        return dropped
+
+    def _trim_for(self, shortfall_bytes: int) -> None:
+        """Somebody lacked so many bytes: what MLX only keeps for later is there for them first."""
+        self.trim_caches(shortfall_bytes - self._readings.read("device").cached_bytes)
 
     def release(self, name: str) -> None:
         """The weights are visible in the readings now, or gone. Idempotent."""
@@ -114,11 +134,13 @@ class SlotMemory:
     def check_serves(self, slot: Slot) -> None:
         """After the cache was cleared: raise ``ModelDoesNotFit`` unless what is left is enough to serve.
 
-        The slot's own KV slabs, if it has them yet, count as left: they serve.
+        The slot's own KV slabs, if it has them yet, count as left: they serve. So do prefix
+        caches, which give way.
         """
         terms, found = self.terms(), self._readings.read("device")
         weights = self._weight_bytes()
         left = terms.live_headroom(found.used_bytes, found.free_bytes, weights) + slot.engine.slab_bytes
+        left += sum(each.engine.cache_bytes for each in self._slots())
         if not terms.serves_after_load(left, self.ledger.outstanding_bytes("device"), slot.weight_bytes):
             raise ModelDoesNotFit(
                 f"with {slot.name} loaded only {left} bytes are left, too little to serve with",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from darkbloom_core.contracts import ChatCodec, ModelDescription, SlotState
-from darkbloom_core.engine import Engine, SamplingParams
+from darkbloom_core.engine import Engine, PrefixOptions, SamplingParams
 from darkbloom_core.memory import KvDemand
 
 Activity = Literal["idle", "running", "crashed", "reloading"]
@@ -21,7 +21,8 @@ class Slot:
     ``state``, ``engine`` (when it is rebuilt) and the figures of memory change over the
     slot's life, by the manager alone; everything else is fixed once it exists. ``pins``
     counts the requests that use the slot, ``used_at`` is when the last one came or went.
-    ``load_seconds`` covers weights, sizing and the engine's warm-up.
+    ``load_seconds`` covers weights, sizing and the engine's warm-up. ``prefix`` is how its
+    engine reuses prompts' beginnings, None if it does not.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Slot:
     activation_bytes: int = 0
     grant_bytes: int = 0
     load_seconds: float | None = None
+    prefix: PrefixOptions | None = None
     pins: int = 0
     recovered_at: float | None = None
     state: SlotState = "loading"

@@ -119,7 +119,7 @@ class MachineFamily:
 class ToyMachine:
     """``slots`` on ``machine``; ``add`` makes a model known."""
 
-    def __init__(self, folder: Path, physical_gib: float = 64, **tables) -> None:
+    def __init__(self, folder: Path, physical_gib: float = 64, cache_tiers=(), **tables) -> None:
         self.folder = folder
         self.machine = Machine(physical_gib)
         self.family = MachineFamily(self.machine)
@@ -127,7 +127,7 @@ class ToyMachine:
         engine = {"max_rows": 2, "chain": "always", "pack": "never", **tables.pop("engine", {})}
         self.settings = Settings(**{"telemetry": {"sample_seconds": 0}, "engine": engine, **tables})
         self.slots = SlotManager(
-            self.settings, lambda config: self.family, SinkEmitter([self.sink]), self.machine
+            self.settings, lambda config: self.family, SinkEmitter([self.sink]), self.machine, cache_tiers
         )
 
     def path(self, name: str, gib: float = 0.0, **config) -> Path:
@@ -159,12 +159,12 @@ class ToyMachine:
         self.slots.close()
 
 
-def ask(slot, tokens: int = 4, name: str = "request", prompt_tokens: int = 5):
+def ask(slot, tokens: int = 4, name: str = "request", prompt_tokens: int = 5, prompt=None):
     """Submit a request to a slot's engine; gives its stream."""
     return slot.engine.submit(
         GenerationRequest(
             id=name,
-            prompt=Prompt(tuple(range(1, prompt_tokens + 1))),
+            prompt=Prompt(tuple(range(1, prompt_tokens + 1) if prompt is None else prompt)),
             parser=ToyParser(),
             max_tokens=tokens,
             sampling=SamplingParams(temperature=0.0),

@@ -77,6 +77,7 @@ class ResponsesBody(Body):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     stream: bool | None = None
+    prompt_cache_key: Name | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None

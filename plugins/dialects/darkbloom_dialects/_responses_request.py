@@ -77,6 +77,7 @@ def asked_response(
         max_tokens=body.max_output_tokens,
         sampling=SamplingOverrides(temperature=body.temperature, top_p=body.top_p),
         streamed=body.stream is True,
+        cache_key=body.prompt_cache_key,
     )
     return AskedResponse(request, body, everything, items_bytes)
 

@@ -15,13 +15,16 @@ from darkbloom_core.contracts import (
     PartsFetched,
     PartsWritten,
     PluginFailed,
+    PrefixSample,
     RequestFinished,
     RequestRefused,
     RequestStarted,
     SinkFailed,
     SlotChanged,
+    TierSample,
 )
 from darkbloom_otel import _names as names
+from darkbloom_otel._reuse import ReuseMetrics
 
 
 class Metrics:
@@ -36,6 +39,7 @@ class Metrics:
         self._failures(meter)
         self._tiers(meter)
         self._levels(meter)
+        self._reuse = ReuseMetrics(meter)
 
     def record(self, event: Event) -> None:
         """Count ``event``."""
@@ -51,6 +55,8 @@ class Metrics:
             case EngineSample():
                 with self._lock:
                     self._samples[event.model] = event
+            case PrefixSample() | TierSample():
+                self._reuse.record(event)
             case PartsFetched():
                 self._record_fetched(event)
             case PartsWritten():
@@ -174,6 +180,7 @@ class Metrics:
             if event.state == "absent":
                 self._slots.pop(event.model, None)
                 self._samples.pop(event.model, None)
+                self._reuse.forget(event.model)
             else:
                 self._slots[event.model] = event
 
