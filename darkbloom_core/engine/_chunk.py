@@ -51,15 +51,17 @@ class ChunkBatch:
         for index, kind in enumerate(store.layers):
             self.caches.append(self._cache(index, kind, row))
 
-    def touched(self, first: int, last: int) -> list[mx.array]:
-        """The arrays that layers ``first`` to ``last - 1`` have written to."""
-        arrays: list[mx.array] = []
-        for index in range(first, last):
-            cache = self.caches[index]
-            if isinstance(cache, ChunkFull | ChunkWindow):
-                arrays += [cache.pair.k, cache.pair.v]
-            arrays += self._store.states[index]
-        return arrays
+    def written(self, first: int, last: int) -> list[mx.array]:
+        """What layers ``first`` to ``last - 1`` have written and nothing in this step reads: rings, in a first chunk.
+
+        What a step reads and then writes, a ring with a history or a state, is not here:
+        written while it is still being read, all of it would be copied. The write runs with
+        the next step that looks at the layer.
+        """
+        if self._chunk.start > 0:
+            return []
+        rings = [cache.pair for cache in self.caches[first:last] if isinstance(cache, ChunkWindow)]
+        return [array for ring in rings for array in (ring.k, ring.v)]
 
     def _cache(self, index: int, kind: LayerKind, row: Row) -> LayerCache:
         if kind.source is not None:

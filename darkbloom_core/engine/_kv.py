@@ -231,10 +231,14 @@ class KvStore:
         pairs = [array for pair in (*self._pairs(), *own) for array in (pair.k, pair.v)]
         return [*pairs, *(array for states in self.states for array in states)]
 
+    def finish(self) -> None:
+        """Run the writes to slabs that no step has looked at yet, at most one of each layer."""
+        mx.eval([pair.k for pair in self._pairs()], [pair.v for pair in self._pairs()], self.states)
+
     def repair(self) -> bool:
         """After a failed step: make sure that the slabs hold values. False if they had to be cleared."""
         try:
-            mx.eval([pair.k for pair in self._pairs()], [pair.v for pair in self._pairs()], self.states)
+            self.finish()
         except Exception:  # whatever broke the step broke the slabs: their contents are lost
             self._allocate()
             return False
@@ -256,6 +260,8 @@ class KvStore:
             assert slab is not None
             k, v = slab.view(row.lane, 0, self.shared_tokens)
             row.buffers[index] = self._grown(index, KvPair(k, v), self.shared_tokens, capacity)
+        # now: the step that comes writes to the slab, and would copy what is still being read
+        mx.eval([(pair.k, pair.v) for pair in row.buffers.values()])
 
     def _grown(self, index: int, old: KvPair, held: int, capacity: int) -> KvPair:
         new = self._buffer(index, capacity)
@@ -277,7 +283,7 @@ class KvStore:
             [mx.zeros((self._max_rows, *shape), MLX_DTYPES[kind.dtype]) for shape in kind.state]
             for kind in self.layers
         ]
-        mx.eval([pair.k for pair in self._pairs()], [pair.v for pair in self._pairs()], self.states)
+        self.finish()
 
 
 def slab_bytes(layers: Sequence[LayerKind], max_rows: int, shared_tokens: int) -> int:

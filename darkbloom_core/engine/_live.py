@@ -134,11 +134,14 @@ def merged(deltas: Many[Delta]) -> tuple[Delta, ...]:
 class Launched:
     """Work that the device was given: the arrays that are done when it is done, and what to do then.
 
-    ``chains`` says that the next step may be launched while this one runs, if chaining was chosen.
+    ``written`` runs with it and is not waited for: by then the next step may have written
+    there, too, and the wait would be for that step. ``chains`` says that the next step may be
+    launched while this one runs, if chaining was chosen.
     """
 
     arrays: list[mx.array]
     members: tuple[Live, ...]
     complete: Callable[[float], None]
     chains: bool = False
+    written: list[mx.array] = field(default_factory=list)
     launched_at: float = field(default_factory=time.monotonic)

@@ -57,10 +57,10 @@ class PackBatch:
         """Store nothing more for ``row``: its sequence has ended and its place may be another's."""
         self._pack.lengths[self.rows.index(row)] = 0
 
-    def touched(self, first: int, last: int) -> list[mx.array]:
-        """The arrays that layers ``first`` to ``last - 1`` have written to."""
-        written_to = [cache for cache in self.caches[first:last] if isinstance(cache, PackCache)]
-        return [array for cache in written_to for pair, _ in cache.places for array in (pair.k, pair.v)]
+    def written(self, first: int, last: int) -> list[mx.array]:
+        """The arrays that layers ``first`` to ``last - 1`` have written to; a pack reads none of them."""
+        caches = [cache for cache in self.caches[first:last] if isinstance(cache, PackCache)]
+        return [array for cache in caches for pair, _ in cache.places for array in (pair.k, pair.v)]
 
     def _cache(self, store: KvStore, index: int, kind: LayerKind) -> LayerCache:
         if kind.source is not None:

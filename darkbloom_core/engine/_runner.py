@@ -156,7 +156,7 @@ class Runner:
             if captures:
                 return self._choice_with(captures, lives, sampler, tokens, logprobs)
         return Launched(
-            [tokens, *logprobs, *(one for states in self._store.states for one in states)],
+            [tokens, *logprobs],
             lives,
             lambda _: self._read(lives, sampler, tokens, logprobs),
             chains=all(row.is_shared for row in rows),
@@ -205,12 +205,12 @@ class Runner:
         assert self._prefilling is not None
         chunk, batch, clock = self._prefilling, self._prefilling.batch, self._prefilling.clock
         inputs = self._model.run_layers(chunk.inputs, batch, piece.first_layer, piece.last_layer)
-        touched = batch.touched(piece.first_layer, piece.last_layer)
+        written = batch.written(piece.first_layer, piece.last_layer)
         layers = piece.last_layer - piece.first_layer
         if piece.last_layer < self._layers:
             chunk.inputs = inputs
             return Launched(
-                [*inputs, *touched], lives, lambda spent: self._timed(lives, clock, spent, layers)
+                [*inputs], lives, lambda spent: self._timed(lives, clock, spent, layers), written=written
             )
         self._prefilling = None
         hidden = inputs[0]
@@ -228,7 +228,7 @@ class Runner:
                 self._timed(lives, clock, spent, layers)
                 self._chunk_read(lives, piece, clock, capture)
 
-            return Launched([hidden, *captured, *touched], lives, complete)
+            return Launched([hidden, *captured], lives, complete, written=written)
         sampler = Sampler([live.sampled for live in lives], self._model.description.vocab_size, None)
         logits = self._model.logits(_last_positions(hidden, batch, lives))
         tokens, logprobs = sampler.sample(logits, [0] * len(lives))
@@ -241,7 +241,7 @@ class Runner:
             self._chunk_read(lives, piece, clock, capture)
             self._read(lives, sampler, tokens, logprobs)
 
-        return Launched([tokens, *logprobs, *captured, *touched], lives, complete_prompt)
+        return Launched([tokens, *logprobs, *captured], lives, complete_prompt, written=written)
 
     def _begin(self, lives: tuple[Live, ...], piece: ChunkSlice) -> tuple[ChunkBatch | PackBatch, Inputs]:
         if not piece.is_pack:
@@ -299,8 +299,7 @@ class Runner:
             self._read(lives, sampler, tokens, logprobs)
 
         arrays = [array for capture in captures for array in capture.arrays]
-        states = [one for states in self._store.states for one in states]
-        return Launched([tokens, *logprobs, *arrays, *states], lives, complete)
+        return Launched([tokens, *logprobs, *arrays], lives, complete)
 
     # --- launch and read ----------------------------------------------------------
 
@@ -312,8 +311,10 @@ class Runner:
             if previous is not None and not chained:
                 mx.eval(previous.arrays)
             finished_at = time.monotonic()
-            if work is not None:
-                mx.async_eval(work.arrays)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
+            if work is None:
+                self._store.finish()
+            else:
+                mx.async_eval(work.arrays, work.written)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
                 work.launched_at = time.monotonic()
             if previous is not None and chained:
                 mx.eval(previous.arrays)

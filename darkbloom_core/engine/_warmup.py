@@ -116,7 +116,7 @@ def _prefill(model: LoadedModel, store: KvStore, tokens: int, limit: int) -> mx.
     batch = ChunkBatch(store, row, 0, tokens)
     inputs = model.run_layers(model.embed(mx.zeros((1, tokens), mx.int32)), batch, 0, len(store.layers))
     logits = model.logits(inputs[0][:, -1:])
-    mx.eval(logits, batch.touched(0, len(store.layers)))
+    mx.eval(logits, batch.written(0, len(store.layers)))
     store.close_row(row)
     return logits
 
@@ -211,7 +211,7 @@ def _pack(model: LoadedModel, store: KvStore, count: int) -> None:
     batch = PackBatch(store, rows, [PACKED_TOKENS] * count)
     ids = mx.zeros((count, PACKED_TOKENS), mx.int32)
     inputs = model.run_layers(model.embed(ids), batch, 0, len(store.layers))
-    mx.eval(model.logits(inputs[0][:, -1:]), batch.touched(0, len(store.layers)))
+    mx.eval(model.logits(inputs[0][:, -1:]), batch.written(0, len(store.layers)))
     for row in rows:
         store.close_row(row)
 
