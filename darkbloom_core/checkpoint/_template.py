@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,11 +61,13 @@ class ChatTemplate:
         *,
         trusted: Mapping[str, Any] | None = None,
         today: date | None = None,
+        edit: Callable[[str], str] | None = None,
     ) -> tuple[int, ...]:
         """Render and tokenise. Every string in ``variables``, keys included, is taken for a client's.
 
         Only ``trusted`` may carry control tokens; ``bos_token`` and its like are there
-        already. ``today`` is what the template is told if it asks for the date. Raises
+        already. So may what ``edit`` puts into the text after it is rendered: a control token
+        that it finds there is the template's, never a client's. ``today`` is what the template is told if it asks for the date. Raises
         ``InvalidRequest`` if the template refuses the conversation.
         """
         today = today or date.today()
@@ -84,7 +86,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template cannot render this conversation ({message})", param="messages"
             ) from error
-        return self._encode(text, mark)
+        return self._encode(text if edit is None else edit(text), mark)
 
     def _encode(self, text: str, mark: str) -> tuple[int, ...]:
         ids: list[int] = []
@@ -97,7 +99,8 @@ class ChatTemplate:
                     ordinary = ordinary.lstrip()
             if place + 1 < len(pieces) and self._tokenizer.strips[pieces[place + 1]][0]:
                 ordinary = ordinary.rstrip()
-            ids.extend(self._tokenizer.encode_text(ordinary.replace(mark, "")))
+            if ordinary:
+                ids.extend(self._tokenizer.encode_text(ordinary.replace(mark, "")))
         return tuple(ids)
 
 

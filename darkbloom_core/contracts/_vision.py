@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,7 +45,7 @@ class PreparedPicture:
 
 
 class VisionSeam(Protocol):
-    """The tower of a loaded model, run a few layers at a time between decode steps.
+    """The tower of a loaded model, run one picture and a few layers at a time between decode steps.
 
     What looks at sizes and pixels is called from any thread and uses no MLX; ``start``,
     ``run_layers`` and ``finish`` come from the model's own thread and evaluate nothing.
@@ -81,14 +80,14 @@ class VisionSeam(Protocol):
         """Resize and cut up ``pixels`` ``[height, width, 3]``; raises like ``soft_tokens``."""
         ...
 
-    def start(self, pictures: Sequence[PreparedPicture]) -> tuple[mx.array, ...]:
-        """The tower's inputs for ``pictures``, lazily."""
+    def start(self, picture: PreparedPicture) -> tuple[mx.array, ...]:
+        """The tower's inputs for ``picture``."""
         ...
 
     def run_layers(self, inputs: tuple[mx.array, ...], first: int, last: int) -> tuple[mx.array, ...]:
-        """Run tower layers ``first`` to ``last - 1``, lazily."""
+        """Run tower layers ``first`` to ``last - 1``."""
         ...
 
-    def finish(self, inputs: tuple[mx.array, ...]) -> Sequence[mx.array]:
-        """One ``[soft_tokens, H]`` array per picture, in the text model's space, lazily."""
+    def finish(self, inputs: tuple[mx.array, ...]) -> mx.array:
+        """``[soft_tokens, H]`` after the last layer, in the text model's space."""
         ...

@@ -8,44 +8,73 @@ it and itself in a full one. Masks are symbolic where a symbol says it.
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
-from darkbloom_core.contracts import LayerCache, LayerKind
+from darkbloom_core.contracts import LayerCache, LayerKind, MediaSpan
 from darkbloom_core.engine._caches import AttendingCache, BorrowingCache, RecurrentCache, attention, written
 from darkbloom_core.engine._kv import KvPair, KvStore, Row, is_full
+from darkbloom_core.engine._spans import picture_runs
 
 
 class Chunk:
-    """Tokens ``start`` to ``start + length - 1`` of a prompt: what the layer caches of a step share."""
+    """Tokens ``start`` to ``start + length - 1`` of a prompt: what the layer caches of a step share.
 
-    def __init__(self, start: int, length: int) -> None:
+    ``pictures`` are the places in the chunk, (first, end), whose tokens see each other both
+    ways in layers that say so.
+    """
+
+    def __init__(self, start: int, length: int, pictures: tuple[tuple[int, int], ...] = ()) -> None:
         self.start = start
         self.length = length
-        self._masks: dict[int, mx.array | str | None] = {}
+        self.pictures = pictures
+        self._masks: dict[tuple[int | None, bool], mx.array] = {}
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
-    def mask(self, window: int) -> mx.array | str | None:
-        """The mask of a sliding layer over its history and the chunk, in order of time."""
-        history = min(self.start, window - 1)
-        if history + self.length <= window:
+    def mask(self, window: int | None, *, both_ways: bool) -> mx.array | str | None:
+        """The mask of a layer over its history and the chunk, in order of time; ``window`` None: it sees everything.
+
+        ``both_ways``: tokens of one picture see each other, the later ones too, as far as the window reaches.
+        """
+        history = self.start if window is None else min(self.start, window - 1)
+        both_ways = both_ways and any(end - first > 1 for first, end in self.pictures)
+        if not both_ways and (window is None or history + self.length <= window):
             return "causal" if self.length > 1 else None
-        if window not in self._masks:
-            query = mx.arange(history, history + self.length)[:, None]
-            position = mx.arange(history + self.length)[None]
-            self._masks[window] = (position <= query) & (position > query - window)
-        return self._masks[window]
+        if (window, both_ways) not in self._masks:
+            self._masks[window, both_ways] = self._explicit(window, history, both_ways)
+        return self._masks[window, both_ways]
+
+    def _explicit(self, window: int | None, history: int, both_ways: bool) -> mx.array:
+        query = mx.arange(history, history + self.length)[:, None]
+        position = mx.arange(history + self.length)[None]
+        seen = position <= query
+        if both_ways:
+            numbers = np.full(history + self.length, -1, np.int32)
+            for number, (first, end) in enumerate(self.pictures):
+                numbers[history + first : history + end] = number
+            picture = mx.array(numbers)
+            of_query = picture[history:, None]
+            seen = seen | ((of_query == picture[None]) & (of_query >= 0))
+        return seen if window is None else seen & (position > query - window)
 
 
 class ChunkBatch:
-    """Implements ``contracts.Batch`` for tokens ``start`` to ``start + length - 1`` of one row."""
+    """Implements ``contracts.Batch`` for tokens ``start`` to ``start + length - 1`` of one row.
 
-    def __init__(self, store: KvStore, row: Row, start: int, length: int) -> None:
+    ``spans`` are those of the prompt that lie in the chunk. Pictures that touch are one, as
+    in ``transformers``.
+    """
+
+    def __init__(
+        self, store: KvStore, row: Row, start: int, length: int, spans: tuple[MediaSpan, ...] = ()
+    ) -> None:
         store.make_room(row, start + length)
         self.row = row
         self.offsets = mx.array([start], mx.int32)
-        self._chunk = Chunk(start, length)
+        pictures = tuple((first - start, end - start) for first, end in picture_runs(spans))
+        self._chunk = Chunk(start, length, pictures)
         self._store = store
         self.caches: list[LayerCache] = []
         for index, kind in enumerate(store.layers):
@@ -99,7 +128,7 @@ class ChunkFull(AttendingCache):
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
         k, v = self.pair.view(self._lane, 0, self._chunk.end)
-        mask = "causal" if self._chunk.length > 1 else None
+        mask = self._chunk.mask(None, both_ways=kind.spans == "window")
         return attention(q, k, v, scale=kind.scale, mask=mask, sinks=sinks)
 
 
@@ -132,5 +161,5 @@ class ChunkWindow(AttendingCache):
         """Attend without writing; ``kind`` is the asking layer's own."""
         assert self._seen is not None
         k, v = self._seen
-        mask = self._chunk.mask(self.pair.tokens)
+        mask = self._chunk.mask(self.pair.tokens, both_ways=kind.spans == "window")
         return attention(q, k, v, scale=kind.scale, mask=mask, sinks=sinks)

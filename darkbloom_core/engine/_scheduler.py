@@ -13,21 +13,22 @@ from dataclasses import dataclass, replace
 
 from darkbloom_core.contracts import MediaSpan
 from darkbloom_core.engine._sequence import Sequence
+from darkbloom_core.engine._spans import picture_runs
 
 PRIORITY_ARRIVALS = 64
 """One level of priority is a head start of this many arrivals: of those that come later still, none overtakes."""
 
 
 def chunk_end(start: int, prompt_tokens: int, grid: int, spans: tuple[MediaSpan, ...] = ()) -> int:
-    """Where the chunk that starts at ``start`` ends: the next grid line, the prompt's end, or past a span.
+    """Where the chunk that starts at ``start`` ends: the next grid line, the prompt's end, or past a picture.
 
-    A chunk never splits a span: a cut inside one moves to the span's start, or past its
-    end if the chunk starts there.
+    A cut inside a run of pictures moves to its beginning, or past its end if the chunk
+    begins there: only then is a chunk longer than the grid.
     """
     end = min(prompt_tokens, start - start % grid + grid)
-    for span in spans:
-        if span.start < end < span.start + span.length:
-            end = span.start if span.start > start else span.start + span.length
+    for first, last in picture_runs(spans):
+        if first < end < last:
+            return first if first > start else last
     return end
 
 

@@ -6,21 +6,27 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from darkbloom_core.contracts import Batch
+from darkbloom_core.contracts import Batch, MediaSpan
 from darkbloom_core.engine._chunk import ChunkBatch
 from darkbloom_core.engine._decode import DecodeBatch, decode_shape, layer_arrays
 from darkbloom_core.engine._kv import KvStore, Row
 
 
-def step_batch(store: KvStore, rows: Sequence[Row], positions: Sequence[int], length: int) -> Batch:
+def step_batch(
+    store: KvStore,
+    rows: Sequence[Row],
+    positions: Sequence[int],
+    length: int,
+    spans: tuple[MediaSpan, ...] = (),
+) -> Batch:
     """A batch for ``length`` new tokens of each of ``rows``, which hold ``positions`` tokens.
 
     Several rows, which must be in ascending order of lane, take one token each; a single
-    row may take any number.
+    row may take any number. ``spans`` are those of its prompt that lie in these tokens.
     """
     if length > 1:
         (row,) = rows
-        return ChunkBatch(store, row, positions[0], length)
+        return ChunkBatch(store, row, positions[0], length, spans)
     for row, position in zip(rows, positions, strict=True):
         store.make_room(row, position + 1)
     shape = decode_shape(store, rows, positions, exact=True)

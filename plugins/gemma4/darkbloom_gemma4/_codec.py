@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from darkbloom_core.checkpoint import ChatTemplate
-from darkbloom_core.contracts import Chat, MediaPart, Message, OutputParser, Prompt, ToolCall
+from darkbloom_core.contracts import Chat, Message, OutputParser, Prompt, ToolCall
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_gemma4._parser import Gemma4Parser
+from darkbloom_gemma4._placeholders import Placeholders, has_media, template_content
 from darkbloom_gemma4._tokens import CALL, CONTROL_NAMES, END_OF_TURN, TURN, read_tokenizer
 
 THINKS = {"none": False, "minimal": False, "low": True, "medium": True, "high": True, "xhigh": True}
@@ -69,10 +70,11 @@ class Gemma4Codec:
                 }
                 for tool in chat.tools
             ]
-        ids = self._template.render(variables, today=chat.today)
+        media = Placeholders(self._tokenizer, chat.messages) if has_media(chat.messages) else None
+        ids = self._template.render(variables, today=chat.today, edit=None if media is None else media.expand)
         if begun is not None:
             ids = (*ids, self._tokenizer.require_control_id(CALL), *self.encode_text(begun))
-        return Prompt(ids)
+        return Prompt(ids, () if media is None else media.spans(ids))
 
     def parser(self, chat: Chat) -> OutputParser:
         offered = () if chat.tool_choice == "none" else chat.tools
@@ -121,8 +123,9 @@ def _template_messages(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
         if message.role == "tool":
             raise InvalidRequest("a tool message does not follow a tool call", param="messages")
         if message.role != "assistant":
-            role = "user" if message.role == "user" else "system"
-            yield {"role": role, "content": _text(message)}
+            is_user = message.role == "user"
+            content = template_content(message) if is_user else _text(message)
+            yield {"role": "user" if is_user else "system", "content": content}
             continue
         results: list[Message] = []
         while message.tool_calls and position < len(messages) and messages[position].role == "tool":
@@ -146,7 +149,7 @@ def _assistant_message(message: Message, results: Sequence[Message]) -> dict[str
         ]
     if results:
         rendered["tool_responses"] = [
-            {"name": _called(result, message.tool_calls).name, "response": _response(_text(result))}
+            {"name": _called(result, message.tool_calls).name, "response": _response(result.text)}
             for result in results
         ]
     return rendered
@@ -172,6 +175,9 @@ def _response(text: str) -> Any:
 
 
 def _text(message: Message) -> str:
-    if any(isinstance(part, MediaPart) for part in message.content):
-        raise InvalidRequest("pictures and videos are not supported for this model yet", param="messages")
+    if has_media((message,)):
+        raise InvalidRequest(
+            f"a message of the role {message.role!r} cannot hold pictures; users' and tools' messages can",
+            param="messages",
+        )
     return message.text

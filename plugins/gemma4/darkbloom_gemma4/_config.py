@@ -103,9 +103,8 @@ def describe(config: Mapping[str, Any], device: Device) -> ModelDescription:
         inner_type = text.get("model_type") or MULTIMODAL_TYPES[model_type]
         if inner_type not in TEXT_TYPES:
             text.refuse("model_type", f"is {inner_type!r}, which this plugin does not know")
-        for tower in ("vision_config", "audio_config"):
-            if outer.get(tower) is not None:
-                notes.append(f"{tower.removesuffix('_config')} input is not supported yet: text only")
+        if outer.get("audio_config") is not None:
+            notes.append("sound is not supported yet: text, pictures and videos only")
     elif model_type in TEXT_TYPES:
         text, inner_type = outer, model_type
     else:
@@ -126,6 +125,7 @@ def describe(config: Mapping[str, Any], device: Device) -> ModelDescription:
         vocab_size=understood.vocab_size,
         hidden_size=understood.hidden_size,
         layers=tuple(_kind(understood, layer) for layer in understood.layers),
+        modalities=frozenset({"text"} if understood.vision is None else {"text", "image", "video"}),
         memory_per_disk_byte=ELEMENT_BYTES[understood.dtype] / ELEMENT_BYTES[understood.stored_dtype],
         ignored_fields=tuple(ignored),
         notes=tuple(notes),

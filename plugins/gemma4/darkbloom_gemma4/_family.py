@@ -13,7 +13,7 @@ from darkbloom_gemma4._config import FAMILY, MODEL_TYPES, Gemma4Config, describe
 
 
 class Gemma4Family:
-    """Gemma 4 in all published sizes: text in, text out."""
+    """Gemma 4 in all published sizes: text, pictures and videos in, text out."""
 
     name = FAMILY
     model_types = frozenset(MODEL_TYPES)
@@ -43,8 +43,11 @@ class Gemma4Family:
         tensors = open_tensors(path, config)
         stop_ids = _stop_ids(path)
         from darkbloom_gemma4._model import LoadedGemma4
+        from darkbloom_gemma4._processor import read_processor
 
-        return LoadedGemma4(description, config, tensors.load(progress), tensors.schemes, stop_ids)
+        processor = None if config.vision is None else read_processor(path, config.vision)
+        arrays = tensors.load(progress)
+        return LoadedGemma4(description, config, arrays, tensors.schemes, stop_ids, processor)
 
     def load_random(self, description: ModelDescription, placement: Placement) -> LoadedModel:
         """A model of random weights, for benchmarks."""

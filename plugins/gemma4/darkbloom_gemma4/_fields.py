@@ -14,15 +14,16 @@ _REQUIRED = object()
 
 
 class Fields:
-    """The fields of one JSON object; ``place`` is its path in the file, with a dot at the end."""
+    """The fields of one JSON object of ``file``; ``place`` is its path in there, with a dot at the end."""
 
-    def __init__(self, values: Mapping[str, Any], place: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], place: str = "", file: str = "config.json") -> None:
         self.values = values
         self.place = place
+        self.file = file
         self._asked: set[str] = set()
 
     def refuse(self, name: str, reason: str) -> NoReturn:
-        raise UnsupportedCheckpoint(f"config.json: {self.place}{name} {reason}")
+        raise UnsupportedCheckpoint(f"{self.file}: {self.place}{name} {reason}")
 
     def get(self, name: str) -> Any:
         """The raw value, None if it is missing."""
@@ -60,7 +61,7 @@ class Fields:
             return None
         if not isinstance(value, Mapping):
             self.refuse(name, f"must be an object, not {value!r}")
-        return Fields(value, f"{self.place}{name}.")
+        return Fields(value, f"{self.place}{name}.", self.file)
 
     def not_asked(self) -> list[str]:
         """Names in the file that nothing has asked for."""

@@ -23,8 +23,10 @@ from mlx_lm.models.switch_layers import SwitchGLU
 
 from darkbloom_core.contracts import Batch, Inputs, LayerCache, MediaEmbeddings, ModelDescription
 from darkbloom_gemma4._config import ExpertsConfig, Gemma4Config, LayerConfig
+from darkbloom_gemma4._processor import Processor
 from darkbloom_gemma4._quantization import Scheme
 from darkbloom_gemma4._rope import periods, rotate
+from darkbloom_gemma4._seam import Gemma4Vision
 from darkbloom_gemma4._vision import Vision
 from darkbloom_gemma4._vision_weights import PROJECTION, TOWER
 
@@ -218,9 +220,7 @@ class TextModel(Module):
 
 
 class LoadedGemma4:
-    """A ``LoadedModel``. See the contract for each method. ``tower`` is not offered to the core yet."""
-
-    vision = None
+    """A ``LoadedModel``. See the contract for each method. ``tower`` is what ``vision`` looks through."""
 
     def __init__(
         self,
@@ -229,17 +229,20 @@ class LoadedGemma4:
         arrays: dict[str, mx.array],
         schemes: dict[str, Scheme],
         stop_ids: frozenset[int],
+        processor: Processor | None = None,
     ) -> None:
-        """``arrays`` is emptied: the model owns them from here on."""
+        """``processor`` None: the publisher's defaults. ``arrays`` is emptied: the model owns them from here on."""
         self.description = description
         self.stop_ids = stop_ids
         self.weight_bytes = sum(array.nbytes for array in arrays.values())
         self._config = config
         self.tower: Vision | None = None
+        self.vision: Gemma4Vision | None = None
         seen = {name: arrays.pop(name) for name in list(arrays) if name.startswith((TOWER, PROJECTION))}
         if seen and config.vision is not None:
             self.tower = Vision(config.vision, config.hidden_size)
             _fill(self.tower, seen, schemes)
+            self.vision = Gemma4Vision(self.tower, processor or Processor.of(config.vision))
         self._model = TextModel(config)
         _fill(self._model, arrays, schemes)
 

@@ -11,11 +11,12 @@ CHANNEL, END_OF_CHANNEL, THINK = "<|channel>", "<channel|>", "<|think|>"
 TOOL, END_OF_TOOL = "<|tool>", "<tool|>"
 CALL, END_OF_CALL = "<|tool_call>", "<tool_call|>"
 RESPONSE, END_OF_RESPONSE = "<|tool_response>", "<tool_response|>"
+BEGIN_OF_IMAGE, IMAGE, END_OF_IMAGE, VIDEO = "<|image>", "<|image|>", "<image|>", "<|video|>"
 QUOTE = '<|"|>'
 
 CONTROL_NAMES = frozenset(
     {END_OF_SEQUENCE, TURN, END_OF_TURN, CHANNEL, END_OF_CHANNEL, THINK, TOOL, END_OF_TOOL, CALL, END_OF_CALL}
-    | {RESPONSE, END_OF_RESPONSE, QUOTE}
+    | {RESPONSE, END_OF_RESPONSE, QUOTE, BEGIN_OF_IMAGE, IMAGE, END_OF_IMAGE, VIDEO}
 )
 """Control tokens even where a tokenizer does not mark them as special."""
 

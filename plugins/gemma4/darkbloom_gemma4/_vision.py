@@ -1,6 +1,6 @@
 """The vision tower: patches of pictures to soft tokens in the text model's space, as the reference computes it.
 
-Not offered to the core yet. Nothing here evaluates an array. Imported only by ``load``.
+Nothing here evaluates an array. Imported only by ``load``.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -69,7 +69,7 @@ class VisionAttention(Module):
         self.q_norm = RMSNorm(config.head_dim, eps=config.norm_epsilon)
         self.k_norm = RMSNorm(config.head_dim, eps=config.norm_epsilon)
 
-    def __call__(self, x: mx.array, turns: Turns, mask: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, turns: Turns, mask: mx.array | None) -> mx.array:
         q = _turn(self.q_norm(self._split(self.q_proj(x))), turns)
         k = _turn(self.k_norm(self._split(self.k_proj(x))), turns)
         v = mx.fast.rms_norm(self._split(self.v_proj(x)), None, self._norm_epsilon)
@@ -101,7 +101,7 @@ class VisionLayer(Module):
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             setattr(self, f"{name}_layernorm", RMSNorm(config.hidden_size, eps=config.norm_epsilon))
 
-    def __call__(self, x: mx.array, turns: Turns, mask: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, turns: Turns, mask: mx.array | None) -> mx.array:
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), turns, mask))
         out: mx.array = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return out
@@ -148,11 +148,30 @@ class Vision(Module):
         A picture with fewer patches than ``P`` has its soft tokens first; the rows after
         them mean nothing.
         """
-        x = self.vision_tower.patch_embedder(patches, positions)
         mask = _is_patch(positions)[:, None, None, :]
+        x = self.embed(patches, positions)
+        return self.finish(self.run_layers(x, positions, mask, 0, self.layer_count), positions)
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.vision_tower.encoder.layers)
+
+    def embed(self, patches: mx.array, positions: mx.array) -> mx.array:
+        """``[N, P, hidden]``, before the first layer."""
+        x: mx.array = self.vision_tower.patch_embedder(patches, positions)
+        return x
+
+    def run_layers(
+        self, x: mx.array, positions: mx.array, mask: mx.array | None, first: int, last: int
+    ) -> mx.array:
+        """Layers ``first`` to ``last - 1``. ``mask`` None: every patch is one."""
         turns = _turns(positions, self._config)
-        for layer in self.vision_tower.encoder.layers:
+        for layer in self.vision_tower.encoder.layers[first:last]:
             x = layer(x, turns, mask)
+        return x
+
+    def finish(self, x: mx.array, positions: mx.array) -> mx.array:
+        """``[N, P / pooling**2, H]`` after the last layer."""
         x = self._pool(x, positions)
         if self._config.standardizes:
             bias, scale = self.vision_tower.std_bias, self.vision_tower.std_scale

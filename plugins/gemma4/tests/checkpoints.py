@@ -145,6 +145,103 @@ def pictures(sizes: tuple[tuple[int, int], ...], seed: int = 3) -> tuple[np.ndar
     return patches, positions
 
 
+BEGIN, END, IMAGE, VIDEO = (
+    CONTROL_TOKENS.index(each) for each in ("<|image>", "<image|>", "<|image|>", "<|video|>")
+)
+
+# What stands in a prompt for a random checkpoint: a number of text tokens, "touch" for a picture that follows
+# another without anything between them, or kind, columns and rows of patches of one picture.
+MEDIA_PROMPTS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "one image": ("moe", (4, ("image", 6, 6), 5)),
+    "two images": ("moe", (2, ("image", 6, 6), 1, ("image", 3, 9), 6)),
+    "touching images": ("moe", (3, ("image", 6, 6), "touch", ("image", 3, 9), 6)),
+    "longer than the window": ("moe", (2, ("image", 12, 9), 7)),
+    "across window borders": ("moe", (13, ("image", 6, 6), 3, ("image", 9, 6), 12, ("image", 6, 3), 9)),
+    "image and video": (
+        "dense",
+        (4, ("image", 6, 6), 3, ("video", 6, 3), 2, ("video", 6, 3), 2, ("image", 3, 3), 5),
+    ),
+    "inputs per layer": (
+        "edge",
+        (4, ("image", 6, 6), 3, ("video", 6, 3), 2, ("video", 6, 3), 12, ("image", 3, 9), 5),
+    ),
+}
+
+
+def media_prompt(
+    parts: tuple[Any, ...],
+) -> tuple[list[int], list[tuple[int, int]], list[tuple[str, tuple[int, int]]]]:
+    """Token ids, (start, length) of each picture's soft tokens, and its kind and (columns, rows)."""
+    random, ids = np.random.RandomState(17), [2]
+    places: list[tuple[int, int]] = []
+    kinds: list[tuple[str, tuple[int, int]]] = []
+    for number, part in enumerate(parts):
+        if isinstance(part, int):
+            ids += random.randint(len(CONTROL_TOKENS), VOCABULARY, part).tolist()
+        elif part != "touch":
+            kind, columns, rows = part
+            touches = parts[number - 1] == "touch", parts[number + 1] == "touch"
+            ids += [] if touches[0] else [BEGIN]
+            places.append((len(ids), columns * rows // 9))
+            kinds.append((kind, (columns, rows)))
+            ids += [IMAGE if kind == "image" else VIDEO] * places[-1][1]
+            ids += [] if touches[1] else [END]
+    return ids, places, kinds
+
+
+PHOTOGRAPHS = (
+    (240, 240),
+    (97, 311),
+    (480, 640),
+    (768, 768),
+    (16, 1000),
+    (1000, 16),
+    (1, 1),
+    (600, 1100),
+    (384, 384),
+)
+"""(height, width) of pictures that the processor is tested with."""
+
+
+def photograph(height: int, width: int) -> np.ndarray:
+    """``[height, width, 3]``: smooth shades with sharp edges and grain, the same on every machine."""
+    rows, columns = np.mgrid[:height, :width]
+    grain = (rows * 7919 + columns * 104729) % 61
+    shades = [
+        (rows * 3 + columns) % 256,
+        (columns * 5 + grain) % 256,
+        (rows // 17 % 2 * 120 + columns // 23 % 2 * 90),
+    ]
+    return np.stack(shades, axis=-1).astype(np.uint8)
+
+
+_FRAMES = [(second, "red" if second < 2 else "green", "white") for second in range(5)]
+_MORE_FRAMES = [(0, "blue", "white"), (2, "blue", "white"), (61, "pink", "white")]
+DEMO_MEDIA: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "one image": ("{}What colour is the shape?", (("red", "blue"),)),
+    "two images": ("{}{}Which colours are the shapes, in order?", (("green", "white"), ("yellow", "black"))),
+    "in the middle": (
+        "The secret word is marble. {filler}{}{filler}What is the secret word?",
+        (("cyan", "pink"),),
+    ),
+    "video": ("{}Which colours does the square have, in order?", (_FRAMES,)),
+    "mixed": ("{}{}Which colours appear, in order?", (("orange", "black"), _MORE_FRAMES)),
+}
+"""A question, and its media: the colours of a square and of its background, or a list of frames with their seconds."""
+
+_COLOURS = {
+    "red": (222, 32, 30), "green": (28, 150, 48), "blue": (36, 66, 220), "yellow": (242, 224, 40), "pink": (246, 150, 196),
+    "orange": (246, 138, 18), "cyan": (48, 214, 224), "black": (14, 14, 14), "white": (243, 243, 243),
+}  # fmt: skip
+
+
+def square(colour: str, background: str, side: int = 200) -> np.ndarray:
+    """A square of ``colour`` in the middle of ``background``, ``[side, side, 3]``."""
+    pixels = np.full((side, side, 3), _COLOURS[background], np.uint8)
+    pixels[side // 4 : -side // 4, side // 4 : -side // 4] = _COLOURS[colour]
+    return pixels
+
+
 def prompts() -> list[list[int]]:
     """One prompt of each length, of ordinary tokens."""
     random = np.random.RandomState(7)

@@ -192,7 +192,14 @@ def test_text_from_a_client_never_becomes_a_control_token(codec, text):
         ),
         (Chat(messages=(message("tool", "1", tool_call_id="c1"),)), "messages"),
         (Chat(messages=(*ASKED[:2], message("tool", "1", tool_call_id="c9"))), "messages"),
-        (Chat(messages=(Message(role="user", content=(MediaPart("image", (70,)),)),)), "messages"),
+        (
+            Chat(messages=(user("Hi!"), Message(role="assistant", content=(MediaPart("image", (4,)),)))),
+            "messages",
+        ),
+        (
+            Chat(messages=(Message(role="system", content=(MediaPart("image", (4,)),)), user("Hi!"))),
+            "messages",
+        ),
     ],
 )
 def test_what_the_format_has_no_place_for_is_refused(codec, chat, param):

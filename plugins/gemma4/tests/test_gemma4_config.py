@@ -201,7 +201,7 @@ def test_a_published_config_says_what_the_model_is(family, size):
     assert description.context_tokens == text["max_position_embeddings"]
     assert description.vocab_size == 262144
     assert description.hidden_size == text["hidden_size"]
-    assert description.modalities == {"text"}
+    assert description.modalities == {"text", "image", "video"}
     windows = [text["sliding_window"] if kind == SLIDING else None for kind in text["layer_types"]]
     assert [layer.window for layer in description.layers] == windows
     assert {layer.k_dim for layer in description.layers if layer.window} == {256}
