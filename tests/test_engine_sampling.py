@@ -74,14 +74,44 @@ def test_draws_follow_the_distribution():
     assert np.abs(shares - [0.5, 0.3, 0.2]).max() < 0.04
 
 
-@given(seed=st.integers(0, 2**62), choice=st.integers(0, 9), step=st.integers(0, 5000))
-@settings(max_examples=30, deadline=None)
-def test_a_draw_depends_on_seed_choice_and_step_alone(seed, choice, step):
-    logits = logits_of(7, 3)
-    mine = row(seed=seed, choice=choice, top_p=0.9)
-    alone = sample([mine], logits[:1], [step])
-    together = sample([row(seed=1), mine, row(seed=2, temperature=0.0)], logits[[1, 0, 2]], [9, step, 4])
-    assert together[1] == alone[0]
+PARAMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.3, 0.8, 1.5]),
+        "top_k": st.integers(1, VOCABULARY),
+        "top_p": st.floats(0.1, 1.0),
+        "min_p": st.floats(0.0, 0.5),
+        "repetition_penalty": st.sampled_from([0.8, 1.3]),
+        "presence_penalty": st.sampled_from([-0.5, 0.5]),
+        "frequency_penalty": st.sampled_from([-0.5, 0.5]),
+        "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-9, 9), max_size=3),
+        "tokens": st.lists(st.integers(0, VOCABULARY - 1), max_size=5),
+        "logprobs": st.integers(0, 3),
+    },
+)
+
+
+@given(
+    seed=st.integers(0, 2**62),
+    choice=st.integers(0, 9),
+    step=st.integers(0, 5000),
+    mine=PARAMS,
+    others=st.lists(PARAMS, min_size=1, max_size=3),
+    place=st.integers(0, 3),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_draw_depends_on_the_row_its_seed_choice_and_step_alone(seed, choice, step, mine, others, place):
+    logits = logits_of(7, 1 + len(others))
+    one = row(seed=seed, choice=choice, **mine)
+    alone = sample([one], logits[:1], [step])
+    rows = [row(seed=number, **params) for number, params in enumerate(others)]
+    place = min(place, len(rows))
+    together = sample(
+        [*rows[:place], one, *rows[place:]],
+        np.insert(logits[1:], place, logits[0], axis=0),
+        [*range(place), step, *range(place, len(rows))],
+    )
+    assert together[place] == alone[0]
 
 
 def test_the_uniform_number_is_pinned():

@@ -8,6 +8,7 @@ random state have no part in it. Temperature 0 is exact arg-max.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ class Sampler:
         self._filters = any(one.top_k > 0 or one.top_p < 1 or one.min_p > 0 for one in params)
         if self._filters:
             self._top_k = _column([one.top_k or vocab_size for one in params])
-            self._top_p = _column([one.top_p for one in params])
+            self._top_p = _column([one.top_p if one.top_p < 1 else math.inf for one in params])
             self._min_p = _column([one.min_p for one in params])
         self._bias = _bias(params, vocab_size)
         self._penalties = _Penalties(rows, vocab_size, unread) if any(r.has_penalty for r in rows) else None
@@ -112,15 +113,15 @@ class Sampler:
         return mx.where(self._is_greedy, mx.argmax(logits, axis=-1).astype(mx.int32), drawn)
 
     def _draw_filtered(self, scaled: mx.array, draws: mx.array) -> mx.array:
+        """As ``_draw``, of what the filters leave; a row that has none is drawn as if no row had any."""
         order = mx.argsort(-scaled, axis=-1)
-        probabilities = mx.softmax(mx.take_along_axis(scaled, order, axis=-1), axis=-1)
-        before = mx.cumsum(probabilities, axis=-1) - probabilities
+        weights = mx.softmax(scaled, axis=-1)
+        ranked = mx.take_along_axis(weights, order, axis=-1)
+        before = mx.cumsum(ranked, axis=-1) - ranked
         rank = mx.arange(scaled.shape[-1])[None]
-        keep = (before < self._top_p) & (rank < self._top_k)
-        keep = keep & (probabilities >= self._min_p * probabilities[:, :1])
-        keep = keep | (rank == 0)
-        place = _draw(mx.where(keep, probabilities, 0.0), draws)
-        return mx.take_along_axis(order, place[:, None], axis=-1)[:, 0].astype(mx.int32)
+        keep = (before < self._top_p) & (rank < self._top_k) & (ranked >= self._min_p * ranked[:, :1])
+        kept = mx.put_along_axis(mx.zeros(scaled.shape, mx.bool_), order, keep | (rank == 0), axis=-1)
+        return _draw(mx.where(kept, weights, 0.0), draws)
 
 
 class _Penalties:
