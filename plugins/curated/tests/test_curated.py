@@ -41,8 +41,8 @@ def test_every_pinned_version_is_the_one_in_this_tree():
     )
 
 
-@pytest.mark.parametrize("extra", ["cpu", "cuda12", "cuda13"])
-def test_the_bundle_passes_on_every_backend_of_the_core(extra):
+@pytest.mark.parametrize("extra", ["cpu", "cuda12", "cuda13", "media"])
+def test_the_bundle_passes_on_every_extra_of_the_core(extra):
     core = project(PLUGINS.parent)["optional-dependencies"]
     assert BUNDLE["optional-dependencies"].keys() == core.keys()
     assert BUNDLE["optional-dependencies"][extra] == [f"darkbloom-core[{extra}]"]
