@@ -330,6 +330,14 @@ def test_warm_and_cold_rows_in_one_batch_get_what_they_get_alone(opened):
     assert warm.engine.status().largest_batch > 4
 
 
+def test_the_measured_cost_of_prefill_is_what_prefill_took(opened):
+    warm = opened(ToyModel([full(**SMALL)] * 12))  # so many operations that launching them takes as long
+    warm.run(noise(768), 1)
+    seconds = warm.run(noise(768, 1), 1).end.timings.prefill_seconds
+    measured = 768 * warm.reuse.rates.costs().prefill_milliseconds_per_token / 1000
+    assert seconds / 2 < measured < 2 * seconds
+
+
 def test_short_prompts_are_counted_and_nothing_else(opened):
     warm = opened(ToyModel([full()]))
     warm.run(noise(255), 1)

@@ -314,8 +314,10 @@ class Runner:
             if work is None:
                 self._store.finish()
             else:
+                work.launched_at = (
+                    time.monotonic()
+                )  # before: a backend may compute some of it while it is launched
                 mx.async_eval(work.arrays, work.written)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
-                work.launched_at = time.monotonic()
             if previous is not None and chained:
                 mx.eval(previous.arrays)
         except Exception as fault:
