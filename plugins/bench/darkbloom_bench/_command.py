@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from darkbloom_core.cli import CommandContext
+from darkbloom_bench._choices import Config, ModelName, RandomShape, Shape, choose_subject, say, settle
+from darkbloom_bench._prefix_command import add_to as add_prefix_commands
 from darkbloom_core.errors import SettingsError
 
 if TYPE_CHECKING:
     from darkbloom_bench._measure import Cell
-    from darkbloom_bench._subject import Subject
-    from darkbloom_core.contracts import Device
-    from darkbloom_core.settings import Settings
 
 PEERS = ("mlx-lm",)
 DEFAULT_WORKLOADS = "rows-1,rows-4,rows-8"
@@ -27,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure, alone or beside a peer.")
     group.callback()(_group)
     group.command("engine")(_engine)
+    add_prefix_commands(group)
     app.add_typer(group, name="bench")
 
 
@@ -36,16 +34,9 @@ def _group() -> None:
 
 def _engine(
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Option("--model", help="A checkpoint: any name that `serve` takes.")
-    ] = None,
-    shape: Annotated[
-        str | None, typer.Option("--shape", help="Random weights in a published model's true shape.")
-    ] = None,
-    random: Annotated[
-        Path | None,
-        typer.Option("--random", help="Random weights in the shape of this config.json.", dir_okay=False),
-    ] = None,
+    model: ModelName = None,
+    shape: Shape = None,
+    random: RandomShape = None,
     against: Annotated[str | None, typer.Option("--against", help="A peer: mlx-lm.")] = None,
     workloads: Annotated[
         str,
@@ -77,9 +68,7 @@ def _engine(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write a list of cells to this file.", dir_okay=False)
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings file.", show_default=False, dir_okay=False)
-    ] = None,
+    config: Config = None,
 ) -> None:
     """Measure the engine in this process: rates, latencies, and their ratios to a peer's."""
     if against is not None and against not in PEERS:
@@ -92,12 +81,9 @@ def _engine(
     from darkbloom_bench._subject import longest, opened
     from darkbloom_bench._workloads import Sizes, workload
     from darkbloom_core.engine import EngineOptions
-    from darkbloom_core.settings import load_settings
     from darkbloom_core.slots import current_device
 
-    settings = load_settings(config)
-    device = current_device()
-    subject = _subject(context.obj, settings, device, model, shape, random)
+    settings, subject = choose_subject(context.obj, config, model, shape, random)
     sizes = Sizes(vocab_size=subject.description.vocab_size, new_tokens=new_tokens)
     chosen = [workload(name.strip(), sizes) for name in workloads.split(",")]
     tokens = longest([each.longest_tokens for each in chosen], subject.description)
@@ -112,7 +98,7 @@ def _engine(
         chained=chained,
         packed=packed,
     )
-    machine = this_machine(device)
+    machine = this_machine(current_device())
     console = Console()
     console.print(f"{subject.name} on {machine}", markup=False, soft_wrap=True)
     console.print(
@@ -125,44 +111,7 @@ def _engine(
     with opened(subject, options, tokens, compare=against is not None) as (ours, peer):
         console.print(f"chosen at warm-up: {ours.choices}", markup=False, soft_wrap=True)
         for each in chosen:
-            cells += measure(each, ours, peer, repeats, _say, _settle)
+            cells += measure(each, ours, peer, repeats, say, settle)
             if json_file is not None:
                 json_file.write_text(as_json(cells, subject.name, machine, repeats) + "\n")
     show(cells, against, console)
-
-
-def _subject(
-    command: CommandContext,
-    settings: Settings,
-    device: Device,
-    model: str | None,
-    shape: str | None,
-    random: Path | None,
-) -> Subject:
-    from darkbloom_bench._subject import checkpoint_subject, config_subject, shape_subject
-    from darkbloom_core.slots import ModelPlaces, hub_folder
-
-    if sum(each is not None for each in (model, shape, random)) != 1:
-        raise SettingsError("say one of --model, --shape and --random")
-    plugins = command.plugins
-    if shape is not None:
-        return shape_subject(shape, plugins, device)
-    if random is not None:
-        return config_subject(random, plugins, device)
-    assert model is not None
-    places = ModelPlaces(hub=hub_folder(os.environ), aliases=settings.models, offered=plugins.checkpoints())
-    return checkpoint_subject(model, places, plugins, device)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _settle() -> None:
-    """Give back what the last run left behind: garbage, and MLX's cache of buffers."""
-    import gc
-
-    import mlx.core as mx
-
-    gc.collect()
-    mx.clear_cache()

@@ -79,7 +79,7 @@ def opened(
     def load() -> LoadedModel:
         model = subject.load()
         if compare:
-            peers.append(_mlx_lm_model(model, subject))
+            peers.append(mlx_lm_model(model, subject))
         return model
 
     description = subject.description
@@ -103,7 +103,7 @@ def _peer(model: Any, rows: int) -> Side:
     return MlxLm(model, rows)
 
 
-def _mlx_lm_model(model: LoadedModel, subject: Subject) -> Any:
+def mlx_lm_model(model: LoadedModel, subject: Subject) -> Any:
     """mlx-lm's module of ``model``, evaluated, since only values may go to another thread."""
     import mlx.core as mx
 
