@@ -32,10 +32,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import wait_for
-from toy_family import ToyModel, full, recurrent, text_of, window
+from toy_family import ToyModel, ToySeam, full, recurrent, text_of, toy_picture, window
 from warm import BytesTier, Warm, bits_equal, noise, numerics
 
-from darkbloom_core.contracts import Chat, Device, MediaSpan, Message, Placement, Prompt, TextPart, TierStats
+from darkbloom_core.contracts import (
+    Chat,
+    Device,
+    MediaSpan,
+    Message,
+    Placement,
+    PreparedPicture,
+    Prompt,
+    TextPart,
+    TierStats,
+)
 from darkbloom_core.engine import GenerationRequest
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.prefix import block_hashes
@@ -293,20 +303,20 @@ def test_a_thousand_random_scopes_and_prompts_share_no_block(shared):
     assert len(names) > 1000
 
 
-def test_a_prompt_with_pictures_shares_only_with_the_same_pictures(shared):
+def test_a_prompt_with_pictures_shares_only_with_the_same_pictures(opened):
+    sees = opened(ToyModel(LAYERS, vision=ToySeam()))
     ids = tuple(noise(600, 9))
-    prompt = Prompt(ids, (MediaSpan(100, 50, 0), MediaSpan(400, 60, 1)))
-    digests = (b"p" * 32, b"q" * 32)
+    prompt = Prompt(ids, (MediaSpan(100, 50, 0), MediaSpan(400, 50, 1)))
+    one, two, three = (toy_picture([number / 8] * 50) for number in range(3))
 
-    def cached(*digests: bytes) -> int:
-        asked = replace(request_of(ids), prompt=prompt, picture_digests=digests)
-        return list(shared.engine.submit(asked))[-1].usage.cached_tokens
+    def cached(*pictures: PreparedPicture) -> int:
+        asked = replace(request_of(ids), prompt=prompt, pictures=pictures)
+        return list(sees.engine.submit(asked))[-1].usage.cached_tokens
 
-    assert cached() == cached() == 0
-    assert (cached(*digests), cached(*digests)) == (0, 512)
-    assert cached(digests[0], b"r" * 32) == 256
-    assert cached(*reversed(digests)) == 0
-    assert shared.run(ids, 1).cached == 0
+    assert (cached(one, two), cached(one, two)) == (0, 512)
+    assert cached(one, three) == 256
+    assert cached(two, one) == 0
+    assert sees.run(ids, 1).cached == 0
 
 
 def request_of(ids) -> GenerationRequest:

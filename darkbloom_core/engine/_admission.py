@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from darkbloom_core.contracts import ModelDescription
+from darkbloom_core.contracts import ELEMENT_BYTES, ModelDescription
 from darkbloom_core.engine._kv import row_bytes
 from darkbloom_core.engine._request import GenerationRequest, SamplingParams
+from darkbloom_core.engine._spans import picture_runs
 from darkbloom_core.errors import ContextLengthExceeded, InvalidRequest
 
 MOST_STOP_STRINGS = 64
@@ -14,8 +15,12 @@ LONGEST_STOP_STRING = 4096
 MOST_LOGPROBS = 20
 
 
-def check_request(request: GenerationRequest, description: ModelDescription) -> None:
-    """Raise the error that says what is wrong with ``request``, if anything is."""
+LONGEST_PICTURE = 4096
+"""The most soft tokens of pictures that touch: they run in one chunk, however long it becomes."""
+
+
+def check_request(request: GenerationRequest, description: ModelDescription, *, sees: bool = False) -> None:
+    """Raise the error that says what is wrong with ``request``, if anything is; ``sees``: the model has a tower."""
     prompt = request.prompt.ids
     if request.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {request.max_tokens}", param="max_tokens")
@@ -32,13 +37,16 @@ def check_request(request: GenerationRequest, description: ModelDescription) -> 
             f"the context of {description.context_tokens} tokens",
             param="messages",
         )
+    _check_pictures(request, sees=sees)
     _check_stop(request.stop)
     check_sampling(request.sampling, description.vocab_size)
 
 
 def worst_case_bytes(request: GenerationRequest, description: ModelDescription) -> int:
-    """Bytes that the request's row may come to allocate."""
-    return row_bytes(description.layers, len(request.prompt.ids) + request.max_tokens)
+    """Bytes that the request's row may come to allocate, and its pictures once the model has seen them."""
+    soft_tokens = sum(span.length for span in request.prompt.spans)
+    seen_bytes = soft_tokens * description.hidden_size * ELEMENT_BYTES["float32"]
+    return row_bytes(description.layers, len(request.prompt.ids) + request.max_tokens) + seen_bytes
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
@@ -71,6 +79,31 @@ def _check(name: str, value: float, low: float, high: float, *, open_low: bool =
         bound = f"above {low:g}" if open_low else f"at least {low:g}"
         top = f" and at most {high:g}" if math.isfinite(high) else ""
         raise InvalidRequest(f"{name} must be {bound}{top}, not {value:g}", param=name)
+
+
+def _check_pictures(request: GenerationRequest, *, sees: bool) -> None:
+    """Spans must be in order, in the prompt, and as long as their pictures, each of which has one."""
+    spans, pictures = request.prompt.spans, request.pictures
+    if spans and not sees:
+        raise InvalidRequest("this model does not accept images", param="messages")
+    place = 0
+    for span in spans:
+        if span.start < place or span.length < 1 or not 0 <= span.picture < len(pictures):
+            raise InvalidRequest("the pictures of the prompt overlap, or are missing", param="messages")
+        if span.length != pictures[span.picture].soft_tokens:
+            raise InvalidRequest(
+                f"a picture has {pictures[span.picture].soft_tokens} soft tokens, and {span.length} places",
+                param="messages",
+            )
+        place = span.start + span.length
+    if place > len(request.prompt.ids) or len({span.picture for span in spans}) < len(spans):
+        raise InvalidRequest("the pictures of the prompt overlap, or are missing", param="messages")
+    longest = max((end - first for first, end in picture_runs(spans)), default=0)
+    if longest > LONGEST_PICTURE:
+        raise InvalidRequest(
+            f"pictures that touch have {longest} soft tokens together, and at most {LONGEST_PICTURE} are allowed",
+            param="messages",
+        )
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:

@@ -63,6 +63,7 @@ def build(name: str, model: LoadedModel, share: Share, options: EngineOptions) -
         layers=len(layers),
         grid=options.chunk_tokens,
         pack_tokens=PACK_CHUNKS * options.chunk_tokens if choices.packed else 0,
+        tower_layers=0 if model.vision is None else model.vision.tower_layers,
     )
     return Parts(store, scheduler, choices)
 

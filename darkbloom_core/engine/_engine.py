@@ -16,13 +16,14 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from darkbloom_core.contracts import ChatCodec, LoadedModel, ModelDescription
+from darkbloom_core.contracts import ChatCodec, LoadedModel, ModelDescription, VisionSeam
 from darkbloom_core.engine._admission import check_request, worst_case_bytes
 from darkbloom_core.engine._build import SLABS, build
 from darkbloom_core.engine._desk import Desk
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._loop import Loop, end_all
 from darkbloom_core.engine._options import EngineOptions, EngineStatus, PrefixOptions
+from darkbloom_core.engine._pictures import PictureCache
 from darkbloom_core.engine._request import GenerationRequest
 from darkbloom_core.engine._reuse import Reuse
 from darkbloom_core.engine._sampling import SampledRow
@@ -73,6 +74,7 @@ class Engine:
         self._weight_bytes = 0
         self._choices: Choices | None = None
         self._loop: Loop | None = None
+        self._pictures: PictureCache | None = None
         self._fault: BaseException | None = None
         self._loaded = threading.Event()
         self._granted = threading.Event()
@@ -112,18 +114,22 @@ class Engine:
         reuse = self._reuse
         if reuse is not None:
             reuse.budget.fit()
+        if self._pictures is not None:
+            self._pictures.fit()
         self._desk.wake()
 
     def trim_cache(self, size_bytes: int) -> int:
-        """Let the prefix cache drop so many bytes, as far as it has them; gives how many are free now."""
-        reuse = self._reuse
-        return 0 if reuse is None else reuse.budget.trim(size_bytes)
+        """Let the caches drop so many bytes, as far as they have them; gives how many are free now."""
+        reuse, pictures = self._reuse, self._pictures
+        freed = 0 if reuse is None else reuse.budget.trim(size_bytes)
+        return freed + (0 if pictures is None else pictures.trim(max(0, size_bytes - freed)))
 
     @property
     def cache_bytes(self) -> int:
-        """What the prefix cache holds in memory, and gives up to whoever needs it."""
-        reuse = self._reuse
-        return 0 if reuse is None else reuse.stack.ram.bytes_used
+        """What the caches of prefixes and of pictures hold in memory, and give up to whoever needs it."""
+        reuse, pictures = self._reuse, self._pictures
+        seen_bytes = 0 if pictures is None else pictures.bytes_used
+        return seen_bytes + (0 if reuse is None else reuse.stack.ram.bytes_used)
 
     def wake(self) -> None:
         """Memory became free: those that wait for some may be tried again."""
@@ -159,6 +165,12 @@ class Engine:
         return self._model
 
     @property
+    def vision(self) -> VisionSeam | None:
+        """How the model sees, or None. Sizes and pixels may be asked about from any thread."""
+        model = self._model
+        return None if model is None else model.vision
+
+    @property
     def alive(self) -> bool:
         """Whether the thread still runs, and so still holds memory."""
         return self._thread.is_alive()
@@ -179,7 +191,7 @@ class Engine:
         """
         if self._description is None or not self._ready.is_set():
             raise ModelNotReady(f"{self._name} is not ready yet")
-        check_request(request, self._description)
+        check_request(request, self._description, sees=self.vision is not None)
         self._check_fits(worst_case_bytes(request, self._description))
         live = self._new_live(request)
         self._desk.enter(live)
@@ -239,7 +251,12 @@ class Engine:
         return Live(
             request=request,
             sequence=Sequence(
-                request.id, len(prompt.ids), request.max_tokens, request.priority, prompt.spans
+                request.id,
+                len(prompt.ids),
+                request.max_tokens,
+                request.priority,
+                prompt.spans,
+                {span.picture for span in prompt.spans},
             ),
             stream=stream,
             text=TextPipeline(self._codec.token_bytes, self._codec.control_ids, request.parser, request.stop),
@@ -278,6 +295,8 @@ class Engine:
             # the last references: weights and KV go here
             model = self._model = self._loop = None  # type: ignore[assignment]
             self._share.allocated = lambda: 0
+            if self._pictures is not None:
+                self._pictures.close()
             if is_alive() is not None:
                 gc.collect()  # parts of some models refer to each other in circles
             mx.synchronize()
@@ -293,10 +312,13 @@ class Engine:
         self._choices = parts.choices
         self._share.knows = lambda key: key == SLABS or self._desk.find(key) is not None
         self._share.allocated = lambda: parts.store.allocated_bytes + self.cache_bytes
+        self._pictures = PictureCache(self._share, self._options.picture_bytes)
         prefix = self._prefix
         if prefix is not None and model.description.context_tokens <= self._options.chunk_tokens:
             prefix = None  # no prompt has a whole chunk and a token more
-        self._loop = Loop(self._name, model, parts, self._desk, self._share, self._options, prefix)
+        self._loop = Loop(
+            self._name, model, parts, self._desk, self._share, self._options, prefix, self._pictures
+        )
         self._ready.set()
         self._loop.serve()
 

@@ -36,7 +36,8 @@ class Live:
 
     ``last_token`` is the array, and the index in it, that holds the last launched token,
     read or not. ``progressed_at`` is when it last got on. ``cached_tokens`` of the prompt were
-    not computed for it.
+    not computed for it. ``seen`` are the pictures, by their
+    number, that the tower has been launched for and whose chunk has not.
     """
 
     request: GenerationRequest
@@ -53,6 +54,7 @@ class Live:
     first_token_at: float | None = None
     cached_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
+    seen: dict[int, mx.array] = field(default_factory=dict)
 
     def take_token(
         self, token: int, stop_ids: frozenset[int], logprobs: tuple[TokenLogprob, ...]
@@ -78,6 +80,7 @@ class Live:
         """Emit what was held back and the terminal event. The one door out."""
         self.ended = True
         self.last_token = None
+        self.seen.clear()
         if reason in ("stop", "length") and not self.text.stopped:
             rest = merged(self.text.finish())
             if rest:

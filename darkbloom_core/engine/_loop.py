@@ -18,9 +18,11 @@ from darkbloom_core.engine._desk import Desk
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._liveness import WedgeMonitor
 from darkbloom_core.engine._options import EngineOptions, PrefixOptions
+from darkbloom_core.engine._pictures import PictureCache
 from darkbloom_core.engine._rates import Rates
 from darkbloom_core.engine._reuse import Reuse
 from darkbloom_core.engine._runner import Runner, StepFault
+from darkbloom_core.engine._scheduler import TowerSlice
 from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.errors import DarkbloomError, DeadlineExceeded, GenerationFailed
 from darkbloom_core.memory import Share
@@ -43,6 +45,7 @@ class Loop:
         share: Share,
         options: EngineOptions,
         prefix: PrefixOptions | None = None,
+        pictures: PictureCache | None = None,
     ) -> None:
         self._name = name
         self._description = model.description
@@ -52,7 +55,10 @@ class Loop:
         self.store = parts.store
         self.scheduler = parts.scheduler
         self.reuse = None if prefix is None else self._open_reuse(prefix, parts)
-        self.runner = Runner(model, parts.store, parts.choices, self._finish, self._break, self.reuse)
+        self.pictures = pictures or PictureCache(share, 0)
+        self.runner = Runner(
+            model, parts.store, parts.choices, self._finish, self._break, self.reuse, self.pictures
+        )
         self.monitor = WedgeMonitor()
         self.rates = Rates()
         self.steps = 0
@@ -117,7 +123,11 @@ class Loop:
             self._admit(self._of(sequence))
         if self.reuse is not None and self.reuse.is_busy:
             self._advance(self.reuse)
-        plan = self.scheduler.plan(self._layers_per_slice())
+        self._notice_pictures()
+        plan = self.scheduler.plan(
+            self._layers_per_slice(self.runner.layer_seconds),
+            self._layers_per_slice(self.runner.tower_layer_seconds),
+        )
         if plan.is_empty and self.runner.is_idle:
             return self.reuse is not None and self.reuse.has_work
         self.monitor.step_began(time.monotonic())
@@ -127,7 +137,11 @@ class Loop:
                 self.runner.settle()
             if plan.decode:
                 self.runner.decode(self._in_order_of_lane(plan.decode))
-            if plan.prefill is not None:
+            if isinstance(plan.prefill, TowerSlice):
+                looking = self._desk.find(plan.prefill.sequence.id)
+                if looking is not None:
+                    self.runner.look(looking, plan.prefill)
+            elif plan.prefill is not None:
                 # reading the decode step may have ended sequences that were planned for
                 lives = [self._desk.find(sequence.id) for sequence in plan.prefill.sequences]
                 left = tuple(live for live in lives if live is not None)
@@ -151,9 +165,21 @@ class Loop:
 
     def _reserve(self, sequence: Sequence) -> bool:
         size = worst_case_bytes(self._of(sequence).request, self._description)
-        if self.reuse is not None:
-            return self.reuse.budget.reserve(sequence.id, size)
-        return self._share.reserve(sequence.id, size)
+        reserve = self._share.reserve if self.reuse is None else self.reuse.budget.reserve
+        return reserve(sequence.id, size) or (self.pictures.trim(size) > 0 and reserve(sequence.id, size))
+
+    def _notice_pictures(self) -> None:
+        """Pictures that wait for the tower may have been seen meanwhile, for another sequence."""
+        for sequence in self.scheduler.running:
+            if not sequence.unseen or not sequence.wants_prefill:
+                continue
+            live = self._of(sequence)
+            for span in sequence.spans:
+                if span.picture in sequence.unseen and span.start >= sequence.prefilled:
+                    seen = self.pictures.get(live.request.pictures[span.picture].digest)
+                    if seen is not None:
+                        live.seen[span.picture] = seen
+                        sequence.unseen.discard(span.picture)
 
     def _advance(self, reuse: Reuse) -> None:
         """Bring on those whose prompts' beginnings come from elsewhere; others wait no longer than for a slice."""
@@ -174,10 +200,10 @@ class Loop:
             None if layer_seconds is None else layer_seconds * len(parts.store.layers),
         )
 
-    def _layers_per_slice(self) -> int:
-        if self.runner.layer_seconds is None:
+    def _layers_per_slice(self, layer_seconds: float | None) -> int:
+        if layer_seconds is None:
             return 1
-        return max(1, int(self._options.slice_seconds / self.runner.layer_seconds))
+        return max(1, int(self._options.slice_seconds / layer_seconds))
 
     def _in_order_of_lane(self, sequences: tuple[Sequence, ...]) -> tuple[Live, ...]:
         lives = [self._of(sequence) for sequence in sequences]

@@ -18,7 +18,7 @@ class EngineOptions:
 
     ``compiled``, ``chained`` and ``packed`` are chosen at warm-up where they are None;
     on the CPU backend None means not compiled, since the first compilation there runs a C++
-    compiler for many seconds.
+    compiler for many seconds. ``picture_bytes`` of pictures that the model has seen are kept.
     """
 
     max_rows: int = 8
@@ -31,6 +31,7 @@ class EngineOptions:
     compiled: bool | None = None
     chained: bool | None = None
     packed: bool | None = None
+    picture_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

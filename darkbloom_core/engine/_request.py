@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from darkbloom_core.contracts import Delta, FinishReason, OutputParser, Prompt
+from darkbloom_core.contracts import Delta, FinishReason, OutputParser, PreparedPicture, Prompt
 from darkbloom_core.errors import DarkbloomError
 
 
@@ -38,8 +38,7 @@ class GenerationRequest:
     ``stop`` strings match in the answer's content only, not in reasoning or tool calls.
     ``ignore_stop_ids`` keeps going past the model's end tokens (for benchmarks).
     Only requests of the same ``scope`` and ``cache_key`` share KV of their prompts.
-    ``picture_digests`` has one for each picture that the prompt's spans name; without them a
-    prompt with pictures shares nothing.
+    ``pictures`` has every picture that the prompt's spans name.
     """
 
     id: str
@@ -53,7 +52,7 @@ class GenerationRequest:
     ignore_stop_ids: bool = False
     scope: str | None = None
     cache_key: str | None = None
-    picture_digests: tuple[bytes, ...] = ()
+    pictures: tuple[PreparedPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

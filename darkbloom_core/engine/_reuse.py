@@ -148,8 +148,6 @@ class Reuse:
     def admit(self, live: Live) -> None:
         """``live`` has its row. It may be held from now on."""
         ids, pictures = live.request.prompt.ids, picture_spans(live.request)
-        if pictures is None:
-            return
         if len(ids) < self.layout.grid_tokens:
             self._count("short")
             return
@@ -388,7 +386,6 @@ class Reuse:
         if live.ended or len(ids) < capture.end:
             return
         pictures = picture_spans(live.request)
-        assert pictures is not None
         cuts = chunk_ends(len(ids), self.layout.grid_tokens, live.request.prompt.spans)
         use.names = block_hashes(ids, cuts, self._root(live.request), pictures)
         self.computed(capture)
@@ -513,9 +510,9 @@ def chunk_ends(tokens: int, grid: int, spans: tuple[MediaSpan, ...]) -> list[int
     return ends
 
 
-def picture_spans(request: GenerationRequest) -> tuple[PictureSpan, ...] | None:
-    """The pictures behind the prompt's soft tokens; None if they are not told apart, so nothing may be reused."""
-    spans, digests = request.prompt.spans, request.picture_digests
-    if any(span.picture >= len(digests) for span in spans):
-        return None
-    return tuple(PictureSpan(span.start, span.length, digests[span.picture]) for span in spans)
+def picture_spans(request: GenerationRequest) -> tuple[PictureSpan, ...]:
+    """The pictures behind the prompt's soft tokens."""
+    return tuple(
+        PictureSpan(span.start, span.length, request.pictures[span.picture].digest)
+        for span in request.prompt.spans
+    )

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mlx.core as mx
 
-from darkbloom_core.contracts import FinishReason, Inputs, LoadedModel
+from darkbloom_core.contracts import FinishReason, Inputs, LoadedModel, MediaEmbeddings, MediaSpan
 from darkbloom_core.engine._chunk import ChunkBatch
 from darkbloom_core.engine._compiled import CompiledDecode, run_decode
 from darkbloom_core.engine._decode import decode_shape, layer_arrays
@@ -23,9 +23,10 @@ from darkbloom_core.engine._fixed import run_fixed
 from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._live import Launched, Live
 from darkbloom_core.engine._pack import PackBatch
+from darkbloom_core.engine._pictures import PictureCache
 from darkbloom_core.engine._reuse import Capture, Reuse
 from darkbloom_core.engine._sampling import Sampler
-from darkbloom_core.engine._scheduler import ChunkSlice
+from darkbloom_core.engine._scheduler import ChunkSlice, TowerSlice
 from darkbloom_core.engine._stream import wake_readers
 from darkbloom_core.engine._warmup import Choices
 
@@ -70,9 +71,12 @@ class Runner:
         on_finish: Callable[[Live, FinishReason], None],
         on_fault: Callable[[Live, Exception], None],
         reuse: Reuse | None = None,
+        pictures: PictureCache | None = None,
     ) -> None:
         self._model = model
         self._reuse = reuse
+        self._pictures = pictures
+        self._looking: tuple[Live, tuple[mx.array, ...]] | None = None
         self._store = store
         self._choices = choices
         self._on_finish = on_finish
@@ -84,6 +88,7 @@ class Runner:
         self._decoded: tuple[tuple[Live, ...], mx.array] | None = None
         self.compiled = CompiledDecode(model) if choices.compiled else None
         self.layer_seconds = choices.layer_seconds
+        self.tower_layer_seconds = choices.tower_layer_seconds
         self.decode_steps = 0
         self.prefill_tokens = 0
         self.output_tokens = 0
@@ -110,6 +115,15 @@ class Runner:
             raise StepFault(lives, fault) from fault
         self._launch(work)
 
+    def look(self, live: Live, piece: TowerSlice) -> None:
+        """Launch one slice of the tower's layers for one picture. Raises ``StepFault``."""
+        try:
+            work = self._build_look(live, piece)
+        except Exception as fault:
+            self._looking = None
+            raise StepFault((live,), fault) from fault
+        self._launch(work)
+
     def settle(self) -> None:
         """Wait for what was launched, and read it. Raises ``StepFault``."""
         self._sampler = self._decoded = None  # an engine that rests holds nothing of anybody
@@ -117,6 +131,8 @@ class Runner:
 
     def forget(self, row: Row) -> None:
         """``row``'s sequence has ended: store nothing more for it."""
+        if self._looking is not None and self._looking[0].row is row:
+            self._looking = None
         batch = self._prefilling.batch if self._prefilling is not None else None
         if isinstance(batch, PackBatch):
             if row in batch.rows:
@@ -128,7 +144,7 @@ class Runner:
 
     def close(self) -> None:
         """Let go of all that was launched and of whoever is told: nothing here keeps weights alive any more."""
-        self._inflight = self._prefilling = self._sampler = self._decoded = None
+        self._inflight = self._prefilling = self._sampler = self._decoded = self._looking = None
         self._on_finish = lambda _live, _reason: None
         self._on_fault = lambda _live, _fault: None
 
@@ -246,8 +262,13 @@ class Runner:
     def _begin(self, lives: tuple[Live, ...], piece: ChunkSlice) -> tuple[ChunkBatch | PackBatch, Inputs]:
         if not piece.is_pack:
             ids = lives[0].request.prompt.ids[piece.start : piece.end]
-            chunk = ChunkBatch(self._store, _row(lives[0]), piece.start, len(ids))
-            return chunk, self._model.embed(mx.array([ids], mx.int32))
+            spans = _spans_in(lives[0], piece)
+            chunk = ChunkBatch(self._store, _row(lives[0]), piece.start, len(ids), spans)
+            media = None
+            if spans:
+                moved = tuple(replace(span, start=span.start - piece.start) for span in spans)
+                media = MediaEmbeddings(moved, tuple(lives[0].seen.pop(span.picture) for span in spans))
+            return chunk, self._model.embed(mx.array([ids], mx.int32), media)
         prompts = [live.request.prompt.ids for live in lives]
         padded = [[*ids, *[0] * (piece.end - len(ids))] for ids in prompts]
         pack = PackBatch(self._store, [_row(live) for live in lives], [len(ids) for ids in prompts])
@@ -301,6 +322,34 @@ class Runner:
         arrays = [array for capture in captures for array in capture.arrays]
         return Launched([tokens, *logprobs, *arrays], lives, complete)
 
+    # --- pictures -----------------------------------------------------------------
+
+    def _build_look(self, live: Live, piece: TowerSlice) -> Launched:
+        vision, picture = self._model.vision, live.request.pictures[piece.picture]
+        assert vision is not None
+        if piece.first_layer == 0:
+            self._looking = (live, vision.start(picture))
+        assert self._looking is not None
+        inputs = vision.run_layers(self._looking[1], piece.first_layer, piece.last_layer)
+        layers = piece.last_layer - piece.first_layer
+        if piece.last_layer < vision.tower_layers:
+            self._looking = (live, inputs)
+            return Launched([*inputs], (live,), lambda spent: self._looked(live, spent, layers))
+        self._looking = None
+        seen = live.seen[piece.picture] = vision.finish(inputs)
+
+        def complete(spent: float) -> None:
+            self._looked(live, spent, layers)
+            if self._pictures is not None:
+                self._pictures.put(picture.digest, seen)
+
+        return Launched([seen], (live,), complete)
+
+    def _looked(self, live: Live, spent: float, layers: int) -> None:
+        live.progressed_at = time.monotonic()
+        last, now = self.tower_layer_seconds, spent / max(1, layers)
+        self.tower_layer_seconds = now if last is None else last + SMOOTHING * (now - last)
+
     # --- launch and read ----------------------------------------------------------
 
     def _launch(self, work: Launched | None) -> None:
@@ -346,6 +395,10 @@ class Runner:
             if reason is not None:
                 self._on_finish(live, reason)
         wake_readers(live.stream for live in lives)
+
+
+def _spans_in(live: Live, piece: ChunkSlice) -> tuple[MediaSpan, ...]:
+    return tuple(span for span in live.sequence.spans if piece.start <= span.start < piece.end)
 
 
 def _row(live: Live) -> Row:

@@ -52,11 +52,21 @@ class ChunkSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class TowerSlice:
+    """Layers ``first_layer`` to ``last_layer - 1`` of the tower, for one picture of a prompt."""
+
+    sequence: Sequence
+    picture: int
+    first_layer: int
+    last_layer: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: the rows that decode a token, and at most one slice of one chunk."""
+    """One step: the rows that decode a token, and at most one slice of one chunk or of one picture."""
 
     decode: tuple[Sequence, ...]
-    prefill: ChunkSlice | None
+    prefill: ChunkSlice | TowerSlice | None
 
     @property
     def is_empty(self) -> bool:
@@ -66,17 +76,21 @@ class Plan:
 class Scheduler:
     """Running and waiting sequences of one engine."""
 
-    def __init__(self, *, max_rows: int, layers: int, grid: int, pack_tokens: int = 0) -> None:
+    def __init__(
+        self, *, max_rows: int, layers: int, grid: int, pack_tokens: int = 0, tower_layers: int = 0
+    ) -> None:
         """``grid`` is the chunk size. Prompts shorter than a chunk run together while the
         padded pack stays within ``pack_tokens`` tokens; 0 runs every prompt by itself."""
         self._max_rows = max_rows
         self._layers = layers
         self._grid = grid
         self._pack_tokens = pack_tokens
+        self._tower_layers = tower_layers
         self._arrivals = 0
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._chunk: ChunkSlice | None = None
+        self._tower: TowerSlice | None = None
 
     @property
     def max_rows(self) -> int:
@@ -101,6 +115,8 @@ class Scheduler:
         if self._chunk is not None and sequence in self._chunk.sequences:
             rest = tuple(one for one in self._chunk.sequences if one is not sequence)
             self._chunk = replace(self._chunk, sequences=rest) if rest else None
+        if self._tower is not None and self._tower.sequence is sequence:
+            self._tower = None
         for rows in (self._waiting, self._running):
             if sequence in rows:
                 rows.remove(sequence)
@@ -121,25 +137,48 @@ class Scheduler:
             admitted.append(sequence)
         return tuple(admitted)
 
-    def plan(self, layers_per_slice: int) -> Plan:
-        """The next step. Between two decode steps at most ``layers_per_slice`` layers of a chunk run."""
+    def plan(self, layers_per_slice: int, tower_layers_per_slice: int = 1) -> Plan:
+        """The next step. Between two decode steps at most so many layers of a chunk, or of the tower, run."""
         decode = tuple(sequence for sequence in self._running if sequence.wants_decode)
-        return Plan(decode, self._next_slice(layers_per_slice if decode else self._layers))
+        if not decode:
+            layers_per_slice, tower_layers_per_slice = self._layers, self._tower_layers
+        return Plan(decode, self._next_slice(layers_per_slice, tower_layers_per_slice))
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
         return (sequence.arrival - PRIORITY_ARRIVALS * sequence.priority, sequence.arrival)
 
-    def _next_slice(self, layers: int) -> ChunkSlice | None:
-        if self._chunk is None:
+    def _next_slice(self, layers: int, tower_layers: int) -> ChunkSlice | TowerSlice | None:
+        if self._chunk is None and self._tower is None:
             prefilling = [row for row in self._running if row.wants_prefill]
             if not prefilling:
                 return None
-            self._chunk = self._first_slice(sorted(prefilling, key=self._rank))
+            self._begin(self._first_slice(sorted(prefilling, key=self._rank)))
+        if self._tower is not None:
+            return self._next_of_tower(self._tower, tower_layers)
         chunk = self._chunk
+        assert chunk is not None
         first = chunk.last_layer
         last = min(self._layers, first + max(1, layers))
         piece = replace(chunk, first_layer=first, last_layer=last)
         self._chunk = None if last == self._layers else piece
+        return piece
+
+    def _begin(self, chunk: ChunkSlice) -> None:
+        """``chunk`` is next, or first the tower for the next of its pictures that is unseen."""
+        for sequence in chunk.sequences:
+            for span in sequence.spans:
+                if chunk.start <= span.start < chunk.end and span.picture in sequence.unseen:
+                    self._tower = TowerSlice(sequence, span.picture, 0, 0)
+                    return
+        self._chunk = chunk
+
+    def _next_of_tower(self, tower: TowerSlice, layers: int) -> TowerSlice:
+        first = tower.last_layer
+        last = min(self._tower_layers, first + max(1, layers))
+        piece = replace(tower, first_layer=first, last_layer=last)
+        self._tower = None if last == self._tower_layers else piece
+        if self._tower is None:
+            tower.sequence.unseen.discard(tower.picture)
         return piece
 
     def _first_slice(self, prefilling: list[Sequence]) -> ChunkSlice:

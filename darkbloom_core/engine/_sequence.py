@@ -14,7 +14,8 @@ class Sequence:
     ``prefilled`` prompt tokens have been launched through all layers, ``launched`` tokens
     of the output have been launched (read or not). ``paused`` rows keep their place but
     are not stepped; so are those that are ``held`` until the KV of their prompt's beginning
-    has come from elsewhere. A larger ``priority`` goes first.
+    has come from elsewhere. ``unseen`` are the pictures that the tower has not been launched
+    for. A larger ``priority`` goes first.
     """
 
     id: str
@@ -22,6 +23,7 @@ class Sequence:
     max_tokens: int
     priority: int = 0
     spans: tuple[MediaSpan, ...] = ()
+    unseen: set[int] = field(default_factory=set)
     prefilled: int = 0
     launched: int = 0
     paused: bool = False

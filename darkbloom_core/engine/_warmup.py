@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
+import numpy as np
 
-from darkbloom_core.contracts import LoadedModel
+from darkbloom_core.contracts import LoadedModel, VisionSeam
 from darkbloom_core.engine._chunk import ChunkBatch
 from darkbloom_core.engine._compiled import CompiledDecode, run_decode
 from darkbloom_core.engine._decode import decode_shape, layer_arrays
@@ -27,6 +28,7 @@ TIMED_STEPS = 5
 PACKED_PROMPTS = 4
 PACKED_TOKENS = 32
 REPEATS = 4
+BLANK_PIXELS = 1024
 REPEAT_TOLERANCE = 0.05
 """How often a chunk is run again on an accelerator, and how far its logits may be from the first run's."""
 
@@ -37,6 +39,8 @@ WORTH_CHANGING = 0.95
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """What was chosen for this model on this device, and the measured seconds of a prefill layer per chunk.
+
+    ``tower_layer_seconds`` is the same of a layer of the tower, for its largest picture.
 
     ``chained``: a decode step is launched while the one before runs, else after it.
     ``packed``: short prompts run together. ``fixed_size``: the batch size of deterministic
@@ -49,6 +53,7 @@ class Choices:
     packed: bool = False
     fixed_size: int | None = None
     layer_seconds: float | None = None
+    tower_layer_seconds: float | None = None
     activation_bytes: int = 0
 
 
@@ -76,12 +81,14 @@ def warm_up(
         _check_repeats(lambda: _prefill(model, store, grid, limit))
         for size in batch_sizes(rows):
             _steps(model, store, size, compiled=None, chained=False)
+    tower = None if model.vision is None else _look(model, model.vision, store, grid, first=not on_cpu)
     activations = max(0, mx.get_peak_memory() - resident)
     return Choices(
         compiled=_choose_compiled(model, store, rows, allowed.compiled),
         chained=_choose_chained(model, store, rows, allowed.chained),
         packed=_choose_packed(model, store, rows, allowed.packed),
         layer_seconds=chunk / len(store.layers),
+        tower_layer_seconds=tower,
         activation_bytes=activations,
     )
 
@@ -119,6 +126,20 @@ def _prefill(model: LoadedModel, store: KvStore, tokens: int, limit: int) -> mx.
     mx.eval(logits, batch.written(0, len(store.layers)))
     store.close_row(row)
     return logits
+
+
+def _look(model: LoadedModel, vision: VisionSeam, store: KvStore, grid: int, *, first: bool) -> float:
+    """Seconds of a layer of the tower; a picture that is longer than a chunk makes a longer one, which runs, too."""
+    picture = vision.prepare(np.zeros((BLANK_PIXELS, BLANK_PIXELS, 3), np.uint8), video=False)
+    layers = vision.tower_layers
+
+    def look() -> None:
+        mx.eval(vision.finish(vision.run_layers(vision.start(picture), 0, layers)))
+
+    seconds = _time(look, 1, first=first) / max(1, layers)
+    if grid < vision.most_soft_tokens < model.description.context_tokens:
+        _prefill(model, store, vision.most_soft_tokens, vision.most_soft_tokens + 1)
+    return seconds
 
 
 class _Steps:

@@ -77,7 +77,7 @@ class KnownModel:
     created_unix_seconds: int
 
 
-def engine_options(settings: EngineSettings) -> EngineOptions:
+def engine_options(settings: EngineSettings, picture_bytes: int = 0) -> EngineOptions:
     """The settings table ``engine`` in the engine's own words."""
     choice = {"auto": None, "always": True, "never": False}
     return EngineOptions(
@@ -91,6 +91,7 @@ def engine_options(settings: EngineSettings) -> EngineOptions:
         compiled=choice[settings.compile],
         chained=choice[settings.chain],
         packed=choice[settings.pack],
+        picture_bytes=picture_bytes,
     )
 
 
@@ -426,7 +427,7 @@ class SlotManager:
         )
 
     def _new_engine(self, name: str, codec: ChatCodec, load: Callable[[], LoadedModel]) -> Engine:
-        options = engine_options(self._settings.engine)
+        options = engine_options(self._settings.engine, self._settings.media.encoded_bytes)
         return Engine(name, codec, load, options, self.memory.new_share(name))
 
     def _make_place(self, name: str, *, evict: bool) -> None:

@@ -5,13 +5,21 @@ It knows nothing but the public contract, so what it can do a stranger's family 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
-from darkbloom_core.contracts import ContentDelta, LayerKind, ModelDescription
+from darkbloom_core.contracts import (
+    ContentDelta,
+    LayerKind,
+    MediaEmbeddings,
+    MediaSpan,
+    ModelDescription,
+    PreparedPicture,
+)
 
 HEAD_DIM = 8
 HIDDEN = 32
@@ -42,6 +50,68 @@ def describe(layers: Sequence[LayerKind], context_tokens: int = 4096) -> ModelDe
     )
 
 
+class ToySeam:
+    """Implements ``VisionSeam``: a picture of ``n`` soft tokens is an array of ``n`` numbers.
+
+    ``looks`` has (first, last) of each range of tower layers that was run, and starts as ``"start"``.
+    A picture that begins with ``fail_on`` raises in the tower's second layer.
+    """
+
+    tower_layers = 4
+    most_soft_tokens = 12
+    most_frames = 4
+    soft_token_bytes = 8
+
+    def __init__(self, seed: int = 1, fail_on: float | None = None):
+        random = np.random.default_rng(seed)
+        self.first = mx.array(random.normal(0, 1, (1, HIDDEN)).astype(np.float32))
+        self.weights = [
+            mx.array(random.normal(0, 0.2, (HIDDEN, HIDDEN)).astype(np.float32)) for _ in range(4)
+        ]
+        self.looks: list = []
+        self.fail_on = fail_on
+        self._failing = False
+        mx.eval(self.first, self.weights)
+
+    def soft_tokens(self, height, width, *, video):
+        return max(1, min(self.most_soft_tokens, height * width // 64))
+
+    def prepare(self, pixels, *, video):
+        count = self.soft_tokens(*pixels.shape[:2], video=video)
+        return toy_picture(pixels.reshape(-1)[:count].astype(np.float64) / 255)
+
+    def start(self, picture):
+        self.looks.append("start")
+        numbers = picture.arrays["numbers"]
+        self._failing = self.fail_on is not None and numbers[0] == self.fail_on
+        return (mx.array(numbers.astype(np.float32))[:, None] * self.first,)
+
+    def run_layers(self, inputs, first, last):
+        self.looks.append((first, last))
+        if self._failing and last > 1:
+            raise RuntimeError("this picture fails")
+        (x,) = inputs
+        for weight in self.weights[first:last]:
+            x = x + mx.tanh(mx.mean(x, axis=0, keepdims=True) @ weight)
+        return (x,)
+
+    def finish(self, inputs):
+        return inputs[0]
+
+    def look(self, picture):
+        """The whole tower at once."""
+        looks = list(self.looks)
+        found = self.finish(self.run_layers(self.start(picture), 0, self.tower_layers))
+        self.looks = looks
+        return found
+
+
+def toy_picture(numbers) -> PreparedPicture:
+    """A picture of as many soft tokens as there are ``numbers``."""
+    array = np.asarray(numbers, np.float64)
+    return PreparedPicture(len(array), {"numbers": array}, hashlib.sha256(array.tobytes()).digest())
+
+
 @dataclass
 class ToyModel:
     """Implements ``LoadedModel``; embedding ``fail_on`` tokens at once raises."""
@@ -51,7 +121,7 @@ class ToyModel:
     stop_ids: frozenset[int] = frozenset()
     context_tokens: int = 4096
     fail_on: int | None = None
-    vision: None = None
+    vision: ToySeam | None = None
     embeds: list[tuple[int, ...]] = field(default_factory=list)
 
     def __post_init__(self):
@@ -87,7 +157,10 @@ class ToyModel:
         if ids.shape[1] == self.fail_on:
             raise RuntimeError("this length fails")
         self.embeds.append(tuple(ids.shape))
-        return (self.table[ids],)
+        x = self.table[ids]
+        for span, embeddings in zip(media.spans, media.embeddings, strict=True) if media else ():
+            x[:, span.start : span.start + span.length] = embeddings
+        return (x,)
 
     def run_layers(self, inputs, batch, first, last):
         (x,) = inputs
@@ -129,35 +202,43 @@ class ToyModel:
             return q, None, None
         return q, rope(heads("k", kind.k_dim)), heads("v", kind.v_dim)
 
-    def oracle(self, ids: Sequence[int]) -> np.ndarray:
+    def oracle(self, ids: Sequence[int], spans: Sequence[MediaSpan] = (), pictures=()) -> np.ndarray:
         """Logits ``[L, V]`` of the whole sequence at once, by dense masks and no cache."""
-        batch = _OracleBatch(self.layers, len(ids))
-        (x,) = self.run_layers(self.embed(mx.array([list(ids)])), batch, 0, len(self.layers))
+        batch = _OracleBatch(self.layers, len(ids), spans)
+        media = MediaEmbeddings(tuple(spans), tuple(self.vision.look(pictures[s.picture]) for s in spans))
+        (x,) = self.run_layers(self.embed(mx.array([list(ids)]), media), batch, 0, len(self.layers))
         self.embeds.pop()
         return np.array(self.logits(x.reshape(len(ids), 1, HIDDEN)))
 
-    def greedy(self, ids: Sequence[int], count: int) -> list[int]:
+    def greedy(
+        self, ids: Sequence[int], count: int, spans: Sequence[MediaSpan] = (), pictures=()
+    ) -> list[int]:
         """The next ``count`` tokens by arg-max of the oracle; stops after a stop id."""
         out: list[int] = []
         while len(out) < count and not (out and out[-1] in self.stop_ids):
-            out.append(int(self.oracle([*ids, *out])[-1].argmax()))
+            out.append(int(self.oracle([*ids, *out], spans, pictures)[-1].argmax()))
         return out
 
 
 class _OracleBatch:
-    def __init__(self, layers, length):
+    def __init__(self, layers, length, spans=()):
         self.offsets = mx.array([0])
         self.caches = []
         for kind in layers:
             source = None if kind.source is None else self.caches[kind.source]
-            self.caches.append(_OracleCache(kind, length, source))
+            self.caches.append(_OracleCache(kind, length, source, spans))
 
 
 class _OracleCache:
-    def __init__(self, kind, length, source):
+    def __init__(self, kind, length, source, spans=()):
         self.kind, self.source = kind, source
         i, j = mx.arange(length)[:, None], mx.arange(length)[None]
-        self.mask = j <= i if kind.window is None else (j <= i) & (j > i - kind.window)
+        self.mask = j <= i
+        for span in spans if kind.spans == "window" else ():
+            of_picture = (mx.arange(length) >= span.start) & (mx.arange(length) < span.start + span.length)
+            self.mask = self.mask | (of_picture[:, None] & of_picture[None])
+        if kind.window is not None:
+            self.mask = self.mask & (j > i - kind.window)
 
     def attend(self, q, k, v, *, sinks=None):
         if self.source is not None:
