@@ -284,7 +284,8 @@ def test_a_request_that_a_shrunk_grant_cannot_hold_waits_without_burning_the_pro
 
 
 BAD = {
-    "max_tokens 0": ({"most": 0}, InvalidRequest, "max_tokens"),
+    "max_tokens 0": ({"most": 0}, InvalidRequest, "max_tokens must be at least 1, not 0"),
+    "negative max_tokens": ({"most": -5}, InvalidRequest, "max_tokens must be at least 1, not -5"),
     "empty prompt": ({"ids": []}, InvalidRequest, "empty"),
     "id out of the vocabulary": ({"ids": [64]}, InvalidRequest, "outside 0 to 63"),
     "negative id": ({"ids": [-1]}, InvalidRequest, "outside 0 to 63"),
@@ -323,8 +324,12 @@ def test_bad_requests_are_refused_with_their_own_error_and_reserve_nothing(build
 def test_a_live_id_is_refused_and_may_be_used_again_afterwards(build):
     engine = build()
     first = engine.submit(request("same", [1, 2, 3], 200))
+    wait_for(lambda: engine.status().running == 1)
+    reserved = engine.status().kv_bytes_reserved
     with pytest.raises(InvalidRequest, match="running already"):
         engine.submit(request("same", [1, 2, 3]))
+    assert engine.status().kv_bytes_reserved == reserved
+    assert engine.status().waiting == 0
     first.cancel()
     assert list(first)[-1].reason == "cancelled"
     assert list(engine.submit(request("same", [1, 2, 3], 2)))[-1].reason == "length"

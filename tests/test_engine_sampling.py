@@ -47,12 +47,13 @@ def allowed(logits: np.ndarray, params: SamplingParams) -> set[int]:
     return kept
 
 
-@given(seed=st.integers(0, 2**16))
-@settings(max_examples=25, deadline=None)
-def test_temperature_zero_is_the_arg_max_even_beside_rows_that_are_drawn(seed):
+@given(seed=st.integers(0, 2**16), temperature=st.sampled_from([0.0, 1e-300, 1e-42, 1e-6]))
+@settings(max_examples=40, deadline=None)
+def test_temperature_zero_or_next_to_it_is_the_arg_max_even_beside_rows_that_are_drawn(seed, temperature):
     logits = logits_of(seed, 2)
-    greedy, _ = sample([row(temperature=0.0), row(temperature=1.0)], logits)
+    greedy, _ = sample([row(temperature=temperature), row(temperature=1.0)], logits)
     assert greedy == int(logits[0].argmax())
+    assert sample([row(temperature=temperature)], logits[:1]) == [greedy]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ import numpy as np
 
 from darkbloom_core.engine._request import SamplingParams, TokenLogprob
 
+LEAST_TEMPERATURE = 1e-5
+"""Below it a row is greedy: logits by a smaller number may be infinite in float32."""
+
 
 def uniform(seed: int, choice: int, step: int) -> float:
     """A number in [0, 1) as float32 can hold it, from the first 24 bits of BLAKE2b of the three integers."""
@@ -59,10 +62,12 @@ class Sampler:
     def __init__(self, rows: Sequence[SampledRow], vocab_size: int, unread: mx.array | None) -> None:
         self._rows = tuple(rows)
         params = [row.params for row in rows]
-        self._all_greedy = all(one.temperature == 0 for one in params)
-        self._any_greedy = any(one.temperature == 0 for one in params)
-        self._temperature = _column([one.temperature or 1.0 for one in params])
-        self._is_greedy = mx.array([one.temperature == 0 for one in params])
+        greedy = [one.temperature < LEAST_TEMPERATURE for one in params]
+        self._all_greedy, self._any_greedy = all(greedy), any(greedy)
+        self._temperature = _column(
+            [1.0 if is_greedy else one.temperature for is_greedy, one in zip(greedy, params, strict=True)]
+        )
+        self._is_greedy = mx.array(greedy)
         self._filters = any(one.top_k > 0 or one.top_p < 1 or one.min_p > 0 for one in params)
         if self._filters:
             self._top_k = _column([one.top_k or vocab_size for one in params])
