@@ -28,11 +28,11 @@ def test_plugins_are_listed_with_package_version_hooks_and_state(run_darkbloom) 
         assert plugin["distribution"] in table
 
 
-def test_a_plugins_notice_is_shown(run_darkbloom) -> None:
+def test_a_plugins_notice_is_shown(run_darkbloom, make_plugin) -> None:
+    make_plugin("noted", 'api_version = (1, 0)\nnotice = "not available on this platform"\n')
     listed = {plugin["name"]: plugin for plugin in json.loads(run_darkbloom("plugins", "--json").stdout)}
-    notice = listed["ssd-tier"]["notice"]
-    assert notice
-    assert f"ssd-tier: {notice}\n" in run_darkbloom("plugins").stdout
+    assert listed["noted"]["notice"] == "not available on this platform"
+    assert "noted: not available on this platform\n" in run_darkbloom("plugins").stdout
 
 
 @pytest.mark.parametrize(
