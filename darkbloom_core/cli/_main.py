@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from darkbloom_core import __version__
-from darkbloom_core.cli import _chat, _models, _plugins, _serve
+from darkbloom_core.cli import _chat, _doctor, _models, _plugins, _serve
 from darkbloom_core.cli._context import CommandContext
 from darkbloom_core.errors import DarkbloomError, PluginError
 from darkbloom_core.plugins import load_plugins
@@ -54,6 +54,7 @@ def build_app() -> typer.Typer:
     _chat.add_to(app)
     _models.add_to(app)
     _plugins.add_to(app)
+    _doctor.add_to(app)
     return app
 
 

@@ -40,9 +40,12 @@ class ListedModel:
 
 def add_to(app: typer.Typer) -> None:
     """Add the group to ``app``."""
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and inspect checkpoints.")
+    group = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, help="List, inspect and plan checkpoints."
+    )
     group.command("list")(_list_models)
     group.command("inspect")(_inspect_model)
+    group.command("plan")(_plan)
     app.add_typer(group, name="models")
 
 
@@ -146,6 +149,20 @@ def _inspect_model(
         return
     for line in _lines(facts):
         typer.echo(line)
+
+
+def _plan(
+    context: typer.Context,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Any names that `serve` takes.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what loading MODELs together, in this order, would give each: weights, KV memory, tokens."""
+    command: CommandContext = context.obj
+    settings = _settings(config)
+    from darkbloom_core.cli._plan import print_plan
+
+    print_plan(command, settings, models, as_json=as_json)
 
 
 def description_facts(description: ModelDescription) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Continuous batching of one model: sequences, scheduler, admission, KV rows, attention, sampling, text, step loop."""
 
+from darkbloom_core.engine._build import planned_slab_bytes
 from darkbloom_core.engine._engine import Engine
 from darkbloom_core.engine._kv import KvStore, Row, lane_bytes, row_bytes
 from darkbloom_core.engine._options import (
@@ -43,6 +44,7 @@ __all__ = [
     "TokenLogprob",
     "Usage",
     "lane_bytes",
+    "planned_slab_bytes",
     "row_bytes",
     "step_batch",
 ]

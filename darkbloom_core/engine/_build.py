@@ -81,12 +81,29 @@ def shared_tokens(layers: Sequence[LayerKind], rows: int, grant_bytes: int) -> i
     return max(fitting, default=0)
 
 
-def _rows(name: str, layers: Sequence[LayerKind], grant_bytes: int, wanted: int) -> int:
-    """As many rows as wanted, halved until their lanes take at most half the grant."""
+def planned_slab_bytes(layers: Sequence[LayerKind], grant_bytes: int, max_rows: int) -> int | None:
+    """What ``build`` would allocate at once within ``grant_bytes``; None if not even one row fits.
+
+    Deterministic mode may take up to ``LARGER_SIZES`` lanes more.
+    """
+    rows = _fitting_rows(layers, grant_bytes, max_rows)
+    if rows is None:
+        return None
+    return slab_bytes(layers, rows, shared_tokens(layers, rows, grant_bytes))
+
+
+def _fitting_rows(layers: Sequence[LayerKind], grant_bytes: int, wanted: int) -> int | None:
+    """As many rows as wanted, halved until their lanes take at most half the grant; None if not even one fits."""
     rows, lane = wanted, lane_bytes(layers)
     while rows > 1 and rows * lane > grant_bytes // 2:
         rows //= 2
-    if rows * lane > grant_bytes:
+    return rows if rows * lane <= grant_bytes else None
+
+
+def _rows(name: str, layers: Sequence[LayerKind], grant_bytes: int, wanted: int) -> int:
+    rows = _fitting_rows(layers, grant_bytes, wanted)
+    if rows is None:
+        lane = lane_bytes(layers)
         raise CapacityExhausted(
             f"{name} needs {lane} bytes of KV cache for one row; its grant is {grant_bytes}"
         )

@@ -7,6 +7,7 @@ from darkbloom_core.slots._device import current_device
 from darkbloom_core.slots._digests import Digests
 from darkbloom_core.slots._manager import KnownModel, SlotManager
 from darkbloom_core.slots._memory import memory_terms
+from darkbloom_core.slots._plan import PlannedModel, check_checkpoint, plan_models
 from darkbloom_core.slots._resolve import (
     ModelPlaces,
     NamedCheckpoint,
@@ -25,15 +26,18 @@ __all__ = [
     "KnownModel",
     "ModelPlaces",
     "NamedCheckpoint",
+    "PlannedModel",
     "Slot",
     "SlotCapacity",
     "SlotManager",
     "blas_name",
+    "check_checkpoint",
     "current_device",
     "estimated_weight_bytes",
     "hub_checkpoints",
     "hub_folder",
     "memory_terms",
+    "plan_models",
     "resolve_model",
     "resolve_models",
     "sampling_defaults",

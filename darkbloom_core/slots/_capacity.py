@@ -47,7 +47,7 @@ def slot_capacity(slot: Slot, memory: SlotMemory, others_grants_bytes: int) -> S
         max_rows=status.max_rows,
         active_tokens=status.active_tokens,
         committed_tokens=status.committed_tokens,
-        token_budget=max(0, grant - slot.engine.slab_bytes) // rate if rate > 0 else 0,
+        token_budget=max(0, grant - slot.slab_bytes) // rate if rate > 0 else 0,
         kv_bytes_per_token=rate,
         prefill_rate=status.prefill_rate,
         decode_rate=status.decode_rate,

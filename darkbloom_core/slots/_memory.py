@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from darkbloom_core.errors import GrantTooSmall, ModelDoesNotFit
 from darkbloom_core.memory import (
     Ledger,
+    LoadCheck,
     MemoryTerms,
     Pool,
+    Reading,
     Readings,
     Reclaimer,
     Share,
@@ -42,6 +45,55 @@ def memory_terms(
         activation_bytes=settings.activation_bytes,
         measured_activation_bytes=measured_activation_bytes,
     )
+
+
+def check_load(
+    terms: MemoryTerms,
+    found: Reading,
+    weight_bytes: int | None,
+    *,
+    outstanding_bytes: int = 0,
+    loaded_weight_bytes: int = 0,
+) -> LoadCheck:
+    """The one gate of every load: the loader, the doctor and the planner all ask here."""
+    return terms.check_load(
+        weight_bytes,
+        used_bytes=found.used_bytes,
+        system_free_bytes=found.free_bytes,
+        outstanding_bytes=outstanding_bytes,
+        loaded_weight_bytes=loaded_weight_bytes,
+    )
+
+
+def kv_budget(settings: MemorySettings, terms: MemoryTerms, weight_bytes: int) -> int:
+    """KV bytes for all models whose weights together take ``weight_bytes``."""
+    return settings.kv_bytes if settings.kv_bytes is not None else terms.kv_budget(weight_bytes)
+
+
+class Granted(Protocol):
+    """Who gets a grant: a slot, or a model on paper."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def slab_bytes(self) -> int: ...
+
+
+def check_grants(
+    settings: MemorySettings, terms: MemoryTerms, models: Sequence[Granted], grants: Sequence[int]
+) -> None:
+    """Raise ``GrantTooSmall`` if one would get less than the minimum, or less than its slabs hold already."""
+    for model, grant in zip(models, grants, strict=True):
+        least = model.slab_bytes
+        if settings.kv_bytes is None:
+            least = max(least, terms.minimum_kv(model.weight_bytes))
+        if grant < least:
+            raise GrantTooSmall(
+                f"{model.name} would be left with {grant} bytes of KV memory and needs {least}",
+                retry_after_seconds=RETRY_SECONDS,
+            )
 
 
 class SlotMemory:
@@ -90,10 +142,10 @@ class SlotMemory:
         terms, loaded, found = self.terms(), self._weight_bytes(), self._readings.read("device")
 
         def admits(outstanding_bytes: int) -> bool:
-            check = terms.check_load(
+            check = check_load(
+                terms,
+                found,
                 weight_bytes,
-                used_bytes=found.used_bytes,
-                system_free_bytes=found.free_bytes,
                 outstanding_bytes=outstanding_bytes,
                 loaded_weight_bytes=loaded,
             )
@@ -139,7 +191,7 @@ class SlotMemory:
         """
         terms, found = self.terms(), self._readings.read("device")
         weights = self._weight_bytes()
-        left = terms.live_headroom(found.used_bytes, found.free_bytes, weights) + slot.engine.slab_bytes
+        left = terms.live_headroom(found.used_bytes, found.free_bytes, weights) + slot.slab_bytes
         left += sum(each.engine.cache_bytes for each in self._slots())
         if not terms.serves_after_load(left, self.ledger.outstanding_bytes("device"), slot.weight_bytes):
             raise ModelDoesNotFit(
@@ -151,9 +203,7 @@ class SlotMemory:
 
     def budget(self) -> int:
         """KV bytes for all slots together."""
-        if self._settings.kv_bytes is not None:
-            return self._settings.kv_bytes
-        return self.terms().kv_budget(self._weight_bytes() + self._left_behind_bytes())
+        return kv_budget(self._settings, self.terms(), self._weight_bytes() + self._left_behind_bytes())
 
     def share_out(self, *, check: bool) -> None:
         """Divide the budget anew: first those shrink that must, then the others grow.
@@ -164,25 +214,13 @@ class SlotMemory:
         slots, budget = list(self._slots()), self.budget()
         grants = kv_grants(budget, [slot.demand for slot in slots])
         if check:
-            self._check_grants(slots, grants)
+            check_grants(self._settings, self.terms(), slots, grants)
         changed = [
             (slot, grant) for slot, grant in zip(slots, grants, strict=True) if grant != slot.grant_bytes
         ]
         for slot, grant in sorted(changed, key=lambda pair: pair[1] > pair[0].grant_bytes):
             slot.grant_bytes = grant
             slot.engine.resize(grant)
-
-    def _check_grants(self, slots: Sequence[Slot], grants: Sequence[int]) -> None:
-        terms = self.terms()
-        for slot, grant in zip(slots, grants, strict=True):
-            least = slot.engine.slab_bytes
-            if self._settings.kv_bytes is None:
-                least = max(least, terms.minimum_kv(slot.weight_bytes))
-            if grant < least:
-                raise GrantTooSmall(
-                    f"{slot.name} would be left with {grant} bytes of KV memory and needs {least}",
-                    retry_after_seconds=RETRY_SECONDS,
-                )
 
     # --- readings --------------------------------------------------------------------------
 

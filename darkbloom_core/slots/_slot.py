@@ -51,6 +51,11 @@ class Slot:
         )
 
     @property
+    def slab_bytes(self) -> int:
+        """The part of the grant that is allocated whatever runs."""
+        return self.engine.slab_bytes
+
+    @property
     def is_idle(self) -> bool:
         """Whether it serves, but nobody uses it."""
         if self.state != "serving" or self.pins > 0:

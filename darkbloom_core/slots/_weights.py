@@ -19,5 +19,13 @@ def weights_version(path: Path) -> Version:
 
 def estimated_weight_bytes(path: Path, description: ModelDescription) -> int:
     """What the weights at ``path`` may take while they load; the loader and the doctor both ask this."""
-    on_disk = sum(size for _, size, _, _ in weights_version(path))
-    return weight_estimate(on_disk, description.memory_per_disk_byte)
+    return weight_estimate(_disk_bytes(path), description.memory_per_disk_byte)
+
+
+def expected_weight_bytes(path: Path, description: ModelDescription) -> int:
+    """What the weights at ``path`` are expected to take once they are loaded."""
+    return int(_disk_bytes(path) * description.memory_per_disk_byte)
+
+
+def _disk_bytes(path: Path) -> int:
+    return sum(size for _, size, _, _ in weights_version(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import subprocess
@@ -11,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from darkbloom_core.contracts import Device
+from darkbloom_core.slots import blas_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,48 +37,13 @@ def this_machine(device: Device) -> Machine:
     import mlx.core as mx
 
     backend = device.kind if device.kind == "cpu" else f"{device.kind} ({mx.device_info()['device_name']})"
-    on_linux_cpu = device.kind == "cpu" and platform.system() == "Linux"
     return Machine(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         system=f"{platform.system()} {platform.machine()}",
         mlx_version=version("mlx"),
         backend=backend,
-        blas=blas_of(_preloaded_blas()) if on_linux_cpu else None,
-    )
-
-
-def blas_of(file: str | None) -> str:
-    """Which BLAS the library in ``file`` is; None: no preloaded one, so the one that MLX's wheel brings answers."""
-    if file is None:
-        return "the wheel's own (netlib reference)"
-    name = Path(file).name
-    known = next((known for known in ("OpenBLAS", "MKL", "BLIS") if known.lower() in name.lower()), name)
-    return f"{known}, preloaded"
-
-
-def _preloaded_blas() -> str | None:
-    """The file whose ``cblas_sgemm`` comes before that of MLX's own library; None if there is none.
-
-    What is preloaded is in the process's global scope; what a wheel brings is not.
-    """
-    try:
-        function = ctypes.CDLL(None).cblas_sgemm
-    except AttributeError:
-        return None
-    found = _SymbolInfo()
-    ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found))
-    return None if found.file is None else os.fsdecode(found.file)
-
-
-class _SymbolInfo(ctypes.Structure):
-    """``Dl_info`` of dladdr(3)."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
+        blas=blas_name(device),
     )
 
 
