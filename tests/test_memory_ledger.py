@@ -320,6 +320,41 @@ def test_a_slow_flush_holds_no_reservation_up():
     assert readings.cached_bytes == 0
 
 
+def test_what_can_be_done_without_is_given_up_before_the_flush_and_only_for_who_lacked_something():
+    told = threading.Event()
+    readings, asked = FixedReadings(1000, 600), []
+
+    def give_up(size: int) -> None:
+        asked.append(size)
+        readings.cached_bytes += size  # what is dropped stays in MLX's cache until the flush
+
+    reclaimer = Reclaimer(readings, told.set, give_up)
+    reclaimer.want(40)
+    assert told.wait(10)
+    reclaimer.close()
+    assert asked == [40]
+    assert readings.cached_bytes == 0
+
+
+def test_a_cache_in_a_share_grows_and_shrinks_and_its_refusals_count_for_nothing():
+    told: list[int] = []
+    ledger = Ledger(lambda pool: 60, on_shortfall=told.append)
+    share = ledger.share("model", 50)
+    assert share.hold("cache", 30)
+    assert share.hold("cache", 50)
+    assert not share.hold("cache", 51)  # more than the share
+    assert not share.reserve("request", 1)
+    assert share.hold("cache", 20)
+    assert share.reserve("request", 30)
+    share.resize(100)
+    assert not share.hold("cache", 31)  # more than the machine
+    assert share.hold("cache", 0)
+    assert share.reservations() == {"request": 30}
+    assert told == []
+    share.close()
+    assert not share.hold("cache", 1)
+
+
 def test_many_misses_make_one_flush_that_is_told():
     told = threading.Event()
     flushes: list[float] = []

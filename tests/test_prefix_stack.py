@@ -338,6 +338,17 @@ def test_rates_are_assumed_until_they_are_measured():
     assert rates.costs().fetch_milliseconds_per_byte == {RAM: 1e-7, "disk": 0.005}
 
 
+def test_a_place_that_looked_too_slow_is_tried_again_some_time():
+    rates = Rates({RAM: 1e-7, "disk": 1e-6}, hit_milliseconds=3.0)
+    rates.fetched("disk", 1000, 1000.0)
+    assert rates.costs().hit_milliseconds == 3.0
+    for _ in range(200):
+        rates.declined()
+    found = rates.costs().fetch_milliseconds_per_byte
+    assert 0 < found["disk"] < 1e-3
+    assert found[RAM] == 1e-7  # assumed, not measured
+
+
 def test_one_odd_measurement_moves_a_rate_only_a_little():
     rates = Rates({})
     rates.prefilled(100, 100.0)

@@ -26,11 +26,13 @@ from darkbloom_core.contracts import (
     PartsFetched,
     PartsWritten,
     PluginFailed,
+    PrefixSample,
     RequestFinished,
     RequestRefused,
     RequestStarted,
     SinkFailed,
     SlotChanged,
+    TierSample,
 )
 from darkbloom_core.errors import SettingsError, Unavailable
 from darkbloom_core.settings import ServerSettings, Settings
@@ -270,6 +272,36 @@ def test_the_engines_last_sample_is_shown_until_its_model_is_gone(sink):
         for key, _ in samples(sink)
         if key.startswith(("darkbloom_sequences", "darkbloom_kv", "darkbloom_slots"))
     ]
+
+
+def test_prefix_reuse_is_shown_by_outcome_tier_and_kind_until_its_model_is_gone(sink):
+    misses = {"missed_short": 1, "missed_absent": 2, "missed_window": 3, "missed_cost": 4, "missed_failed": 5}
+    sink.emit(PrefixSample(model="tiny", lookups=22, hits=7, tokens_reused=512, waits=6, **misses))
+    tier = {
+        "parts": 9, "bytes_used": 60, "bytes_limit": 100, "full_bytes": 10, "window_bytes": 20,
+        "state_bytes": 30, "hits": 11, "misses": 12, "offered": 13, "dropped": 14, "evicted": 15,
+        "damaged": 1, "faults": 2,
+    }  # fmt: skip
+    for name in ("ram", "disk"):
+        sink.emit(TierSample(model="tiny", tier=name, **tier))
+    model = {"gen_ai_request_model": "tiny"}
+    outcomes = {"hit": 7, "short": 1, "absent": 2, "window": 3, "cost": 4, "failed": 5}
+    for outcome, count in outcomes.items():
+        labels = {"darkbloom_prefix_outcome": outcome, **model}
+        assert value(sink, "darkbloom_prefix_lookups_total", **labels) == count
+    assert value(sink, "darkbloom_prefix_tokens_reused_total", **model) == 512
+    assert value(sink, "darkbloom_prefix_waits_total", **model) == 6
+    of_disk = {"darkbloom_cache_tier": "disk", **model}
+    for part, size in {"full": 10, "window": 20, "state": 30}.items():
+        assert value(sink, "darkbloom_cache_bytes", darkbloom_cache_part=part, **of_disk) == size
+    for name, number in {
+        "limit_bytes": 100, "hits_total": 11, "misses_total": 12, "evictions_total": 15,
+        "refusals_total": 14, "faults_total": 3,
+    }.items():  # fmt: skip
+        assert value(sink, f"darkbloom_cache_{name}", **of_disk) == number
+    sink.emit(SlotChanged(model="tiny", family="f", state="absent", seconds=1.0))
+    left = [key for key, _ in samples(sink) if key.startswith(("darkbloom_prefix", "darkbloom_cache"))]
+    assert not left
 
 
 def test_refusals_and_failures_are_counted_by_their_cause(sink):
