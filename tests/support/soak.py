@@ -7,6 +7,7 @@ with the machine and the commit beside it: one JSON file of each, and one row in
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -34,10 +35,13 @@ def keep(name: str, summary: str, figures: Mapping[str, Any]) -> None:
     file = FOLDER / f"{name}.json"
     file.write_text(json.dumps({**found, **figures}, indent=1) + "\n", encoding="utf-8")
     row = f"| [{name}]({file.name}) | {found['date']} | {found['commit']} | {found['machine']} | {summary} |"
-    table = FOLDER / "README.md"
-    lines = table.read_text(encoding="utf-8").splitlines()
-    others = [line for line in lines if not line.startswith(f"| [{name}](")]
-    table.write_text("\n".join([*others, row]) + "\n", encoding="utf-8")
+    with (FOLDER / "README.md").open("r+", encoding="utf-8") as table:
+        fcntl.flock(table, fcntl.LOCK_EX)  # two processes share the tests
+        lines = table.read().splitlines()
+        others = [line for line in lines if not line.startswith(f"| [{name}](")]
+        table.seek(0)
+        table.write("\n".join([*others, row]) + "\n")
+        table.truncate()
 
 
 def curve(values: Sequence[float]) -> str:
