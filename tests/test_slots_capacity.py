@@ -33,7 +33,7 @@ def test_budgets_follow_the_shares_and_what_is_used_is_the_worst_case(toy):
     assert [each.model for each in toy.slots.capacity()] == ["a", "b"]
     assert toy.slots.capacity()[1].token_budget < alone.token_budget
     streams = [ask(slot, tokens=2000, name=name) for name in ("one", "two", "three")]
-    wait_for(lambda: toy.slots.capacity()[1].running == 2)
+    wait_for(lambda: toy.slots.capacity()[1].running == 2 and toy.slots.capacity()[1].active_tokens > 0)
     busy = toy.slots.capacity()[1]
     assert (busy.activity, busy.max_rows, busy.waiting) == ("running", 2, 1)
     assert busy.committed_tokens == 3 * 2005

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from darkbloom_ssd_tier._options import NAME, SsdOptions, read_options
+from darkbloom_ssd_tier._name import NAME
 
 if TYPE_CHECKING:
     from darkbloom_core.cli import CommandContext
     from darkbloom_core.settings import Settings
     from darkbloom_ssd_tier._folder import Folder
+    from darkbloom_ssd_tier._options import SsdOptions
     from darkbloom_ssd_tier._survey import Survey
 
 Config = Annotated[Path | None, typer.Option("--config", help="The settings file.")]
@@ -103,6 +104,7 @@ def _wipe(
 
 def _settings(config: Path | None) -> tuple[Settings, SsdOptions]:
     from darkbloom_core.settings import load_settings
+    from darkbloom_ssd_tier._options import read_options
 
     settings = load_settings(config)
     return settings, read_options(settings.options_of(NAME))

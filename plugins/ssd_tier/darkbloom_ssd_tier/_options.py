@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from darkbloom_core.errors import SettingsError
 from darkbloom_core.settings import DEFAULT_CONFIG
+from darkbloom_ssd_tier._name import NAME as NAME
 
-NAME = "ssd-tier"
 MIB = 1024**2
 HOUR = 3600.0
 
