@@ -16,11 +16,16 @@ BUDGET = 2_000_000
 
 def on_disk(place) -> dict[tuple[str, int], int]:
     """Every file in the models' folders, whatever it is: its path and inode, and its length."""
-    return {
-        (str(path), (found := path.stat()).st_ino): found.st_size
-        for path in place.folder.glob("*/*")
-        if path.name != "lock"
-    }
+    found = {}
+    for path in place.folder.glob("*/*"):
+        if path.name == "lock":
+            continue
+        try:
+            file = path.stat()
+        except FileNotFoundError:  # renamed or evicted since it was listed
+            continue
+        found[str(path), file.st_ino] = file.st_size
+    return found
 
 
 def live(place, ssd, per_hour: int, seed: int):
