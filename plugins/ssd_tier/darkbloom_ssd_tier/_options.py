@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from darkbloom_core.errors import SettingsError
 from darkbloom_core.settings import DEFAULT_CONFIG
-from darkbloom_ssd_tier._name import NAME as NAME
+from darkbloom_ssd_tier._name import NAME
 
 MIB = 1024**2
 HOUR = 3600.0

@@ -24,7 +24,8 @@ from darkbloom_core.contracts import (
 from darkbloom_ssd_tier._folder import reading
 from darkbloom_ssd_tier._format import SUFFIX, Damaged, Stopped, plain_bytes, read_part
 from darkbloom_ssd_tier._index import Entry
-from darkbloom_ssd_tier._options import NAME, read_options
+from darkbloom_ssd_tier._name import NAME
+from darkbloom_ssd_tier._options import read_options
 from darkbloom_ssd_tier._reader import Reading
 from darkbloom_ssd_tier._retention import REASONS
 from darkbloom_ssd_tier._store import Store, Stores
