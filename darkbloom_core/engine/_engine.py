@@ -29,6 +29,7 @@ from darkbloom_core.engine._reuse import Reuse
 from darkbloom_core.engine._sampling import SampledRow
 from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.engine._stream import OutputStream
+from darkbloom_core.engine._streams import give_stream, take_stream
 from darkbloom_core.engine._text import TextPipeline
 from darkbloom_core.engine._warmup import Choices
 from darkbloom_core.errors import (
@@ -273,6 +274,7 @@ class Engine:
     # --- the engine's thread ------------------------------------------------------
 
     def _main(self) -> None:
+        stream = take_stream()
         try:
             model = self._load()
             self._load = _loaded_before  # a loader may hold on to weights
@@ -302,6 +304,7 @@ class Engine:
             mx.synchronize()
             mx.clear_cache()
             mx.clear_streams()
+            give_stream(stream)
             self._share.close()
             self._loaded.set()
             self._ready.set()

@@ -1,0 +1,72 @@
+"""Two demo models loaded and unloaded in turn, hundreds of times: memory comes back."""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import mlx.core as mx
+import psutil
+import pytest
+from soak import curve, keep, length
+from toy_server import RecordingSink
+
+from darkbloom_core.contracts import Chat, Message, TextPart
+from darkbloom_core.engine import GenerationRequest, SamplingParams
+from darkbloom_core.plugins import load_plugins
+from darkbloom_core.settings import Settings
+from darkbloom_core.slots import SlotManager
+from darkbloom_core.telemetry import SinkEmitter
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+SETTLED = 5
+"""The cycle after which memory must not grow any more."""
+
+GROWTH = 1.03
+
+
+def answer(slot) -> int:
+    """One short answer; gives how many tokens it had."""
+    chat = Chat(messages=(Message(role="user", content=(TextPart("What is 12 + 30?"),)),))
+    stream = slot.engine.submit(
+        GenerationRequest(
+            id="soak",
+            prompt=slot.codec.encode_chat(chat),
+            parser=slot.codec.parser(chat),
+            max_tokens=20,
+            sampling=SamplingParams(temperature=0.0),
+        )
+    )
+    return list(stream)[-1].usage.completion_tokens
+
+
+def test_memory_comes_back_after_every_cycle_of_two_models() -> None:
+    cycles = length(200, 20)
+    plugins, process = load_plugins(), psutil.Process()
+    settings = Settings(
+        telemetry={"sample_seconds": 0}, engine={"chain": "always", "pack": "never", "max_rows": 4}
+    )
+    slots = SlotManager(settings, plugins.family_for, SinkEmitter([RecordingSink()]))
+    models = sorted(plugins.checkpoints().items())
+    mx.clear_cache()
+    active_before = mx.get_active_memory()
+    resident: list[int] = []
+    try:
+        for cycle in range(cycles):
+            name, path = models[cycle % len(models)]
+            assert answer(slots.load(name, path)) > 0
+            slots.unload(name)
+            gc.collect()
+            assert mx.get_active_memory() <= active_before, f"cycle {cycle} left arrays behind"
+            resident.append(process.memory_info().rss)
+    finally:
+        slots.close()
+    settled, last = resident[SETTLED - 1], resident[-1]
+    keep(
+        "slots-load-unload",
+        f"{cycles} cycles; resident {settled / 2**20:.0f} MiB after {SETTLED}, {last / 2**20:.0f} at the end "
+        f"{curve(resident[:: max(1, cycles // 40)])}",
+        {"cycles": cycles, "resident_bytes": json.loads(json.dumps(resident))},
+    )
+    assert last <= GROWTH * settled, (settled, last)
