@@ -23,24 +23,37 @@ ROOMS = {
     "memory": {"contracts", "errors"},
     "prefix": {"contracts", "errors", "memory"},
     "engine": {"contracts", "errors", "memory", "prefix"},
+    "grammar": {"contracts", "errors"},
     "slots": {
         "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
+        "grammar",
     },
     "media": {"contracts", "errors", "settings", "memory"},
     "server": {
         "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
-        "slots", "media",
+        "grammar", "slots", "media",
     },
     "cli": {
         "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
-        "slots", "media", "server",
+        "grammar", "slots", "media", "server",
     },
 }  # fmt: skip
 """A room, and the rooms that it may import. docs/architecture.md has the same table, with reasons."""
 
 FAMILIES = ("gpt[_-]?oss", "gemma", "harmony", "qwen", "llama", "mistral", "deepseek")
 
-HEAVY = ("mlx", "mlx_lm", "mlx_vlm", "transformers", "torch", "numpy", "starlette", "pydantic", "typer")
+HEAVY = (
+    "mlx",
+    "mlx_lm",
+    "mlx_vlm",
+    "transformers",
+    "torch",
+    "numpy",
+    "starlette",
+    "pydantic",
+    "typer",
+    "llguidance",
+)
 
 
 def room_of(path):

@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 
-from darkbloom_core.contracts import TextPart, Tool, ToolCall
+from darkbloom_core.contracts import AnswerFormat, JsonText, LarkText, RegexText, TextPart, Tool, ToolCall
 from darkbloom_core.engine import SamplingParams
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server._bodies import ChatCompletionBody, CompletionBody, read_json
@@ -127,7 +127,6 @@ def test_choices_of_tools_that_are_not_there_are_refused() -> None:
         {"audio": {"voice": "x"}},
         {"modalities": ["text", "audio"]},
         {"web_search_options": {}},
-        {"response_format": {"type": "json_object"}},
     ],
     ids=str,
 )
@@ -208,3 +207,59 @@ def test_completions_refuse_what_they_cannot_do(fields) -> None:
 def test_the_day_is_handed_on() -> None:
     assert chat().source.today == TODAY
     assert chat(reasoning_effort="low").source.reasoning_effort == "low"
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ({"type": "json_object"}, AnswerFormat(text=JsonText({"type": "object"}, "response_format"))),
+        (
+            {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "description": "d", "schema": SCHEMA, "strict": True},
+            },
+            AnswerFormat(
+                text=JsonText(SCHEMA, "response_format.json_schema.schema"), name="x", description="d"
+            ),
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+            AnswerFormat(text=JsonText(SCHEMA, "response_format.json_schema.schema", lenient=True), name="x"),
+        ),
+        (
+            {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: A"}},
+            AnswerFormat(text=LarkText("start: A", "response_format.grammar.definition")),
+        ),
+        (
+            {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}},
+            AnswerFormat(text=RegexText("a+", "response_format.grammar.definition")),
+        ),
+    ],
+    ids=["object", "strict schema", "schema", "lark", "regex"],
+)
+def test_response_formats(asked, answer) -> None:
+    assert chat(response_format=asked).source.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"type": "yaml"}, "response_format.type"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a b"}}, "response_format.json_schema.name"),
+        ({"type": "grammar"}, "response_format.grammar"),
+        (
+            {"type": "grammar", "grammar": {"syntax": "ebnf", "definition": ""}},
+            "response_format.grammar.syntax",
+        ),
+    ],
+)
+def test_unknown_response_formats_are_refused(asked, param) -> None:
+    assert refused(chat, response_format=asked) == param
+
+
+def test_text_completions_have_no_format() -> None:
+    assert refused(completion, response_format={"type": "json_object"}) == "response_format"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Literal, Protocol, TypeAlias
 
+from darkbloom_core.contracts._grammar import AnswerFormat, Grammar, JsonText
 from darkbloom_core.contracts._vision import MediaSpan
 
 
@@ -75,8 +76,8 @@ class Chat:
     """A conversation to continue, and what the client asked of the answer.
 
     ``named_tool`` goes with ``tool_choice="required"``: only that tool. ``reasoning_effort``
-    is the client's word, None if it said nothing. ``today`` is for families that tell the
-    model the date.
+    is the client's word, None if it said nothing. ``answer`` is what the text of the answer
+    must be, None for any text. ``today`` is for families that tell the model the date.
     """
 
     messages: tuple[Message, ...]
@@ -85,7 +86,26 @@ class Chat:
     named_tool: str | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    answer: AnswerFormat | None = None
     today: date | None = None
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools that the answer may call."""
+        if self.tool_choice == "none":
+            return ()
+        return tuple(tool for tool in self.tools if self.named_tool in (None, tool.name))
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether not every output would be an answer to this, so that ``ChatCodec.grammar`` is needed."""
+        strict = any(tool.strict for tool in self.callable_tools)
+        return self.answer is not None or self.tool_choice == "required" or strict
+
+    def arguments_of(self, tool: Tool) -> JsonText:
+        """What the arguments of a call of ``tool`` must be: its schema, as far as can be if it is not strict."""
+        origin = f"tools[{self.tools.index(tool)}].function.parameters"
+        return JsonText({"type": "object", **tool.parameters}, origin, lenient=not tool.strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +199,15 @@ class ChatCodec(Protocol):
         """Render ``chat`` with the checkpoint's own template, up to where the model answers.
 
         Raises ``InvalidRequest`` if the format has no place for something in it.
+        """
+        ...
+
+    def grammar(self, chat: Chat) -> Grammar | None:
+        """What a whole output must be to answer ``chat``; None if any output would do.
+
+        It covers
+        everything from after the prompt to the control token that ends the output, thoughts
+        included. Raises ``InvalidRequest`` for what the family cannot be kept to.
         """
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from darkbloom_core.contracts import ContentDelta, Delta, FinishReason, ReasoningDelta
+from darkbloom_core.contracts import ContentDelta, Delta, FinishReason, ReasoningDelta, TokenConstraint
 from darkbloom_core.engine._rates import Rates
 from darkbloom_core.engine._request import (
     GenerationRequest,
@@ -56,6 +56,11 @@ class Live:
     tokens: list[int] = field(default_factory=list)
     seen: dict[int, mx.array] = field(default_factory=dict)
 
+    @property
+    def constraint(self) -> TokenConstraint | None:
+        """What may come next in the output, if not anything."""
+        return self.request.constraint
+
     def take_token(
         self, token: int, stop_ids: frozenset[int], logprobs: tuple[TokenLogprob, ...]
     ) -> FinishReason | None:
@@ -72,6 +77,10 @@ class Live:
             self.stream.push(OutputDelta(deltas, logprobs))
         if self.text.stopped:
             return "stop"
+        if self.constraint is not None:
+            self.constraint.accept(token)
+            if self.constraint.complete:
+                return "stop"
         if token in stop_ids and not self.request.ignore_stop_ids:
             return "stop"
         return "length" if len(self.tokens) >= self.request.max_tokens else None

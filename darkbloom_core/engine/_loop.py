@@ -227,6 +227,9 @@ class Loop:
                 self._finish(live, "error", GenerationFailed("the step that generated this output failed"))
 
     def _break(self, live: Live, fault: Exception) -> None:
+        if isinstance(fault, DarkbloomError):
+            self._finish(live, "error", fault)
+            return
         where = traceback.extract_tb(fault.__traceback__)[-1]  # the message itself could hold output
         kind = type(fault).__name__
         log.error("the output of a request of %s broke its parser: %s at %s:%s", self._name, kind, *where[:2])

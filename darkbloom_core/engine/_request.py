@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from darkbloom_core.contracts import Delta, FinishReason, OutputParser, PreparedPicture, Prompt
+from darkbloom_core.contracts import (
+    Delta,
+    FinishReason,
+    OutputParser,
+    PreparedPicture,
+    Prompt,
+    TokenConstraint,
+)
 from darkbloom_core.errors import DarkbloomError
 
 
@@ -36,6 +43,7 @@ class GenerationRequest:
     """One output to generate. ``id`` is unique among live requests of the engine.
 
     ``stop`` strings match in the answer's content only, not in reasoning or tool calls.
+    ``constraint`` says which tokens may come; the output ends when it is complete.
     ``ignore_stop_ids`` keeps going past the model's end tokens (for benchmarks).
     Only requests of the same ``scope`` and ``cache_key`` share KV of their prompts.
     ``pictures`` has every picture that the prompt's spans name.
@@ -49,6 +57,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     choice: int = 0
     priority: int = 0
+    constraint: TokenConstraint | None = None
     ignore_stop_ids: bool = False
     scope: str | None = None
     cache_key: str | None = None

@@ -1,9 +1,10 @@
 """Builds and launches steps of one model. Lives on the engine's thread and owns every MLX object of the model.
 
 Always true: a decode step is built on tokens that were not read yet, and there is one
-host sync per step. Unless steps are chained, at most one launched piece of work is
-unfinished when the next is launched, so no KV buffer is read and written at once, and
-none is copied.
+host sync per step. If what may follow in a row depends on its tokens, the model still runs
+on unread tokens, and only the choice of the next ones waits until they are read. Unless
+steps are chained, at most one launched piece of work is unfinished when the next is
+launched, so no KV buffer is read and written at once, and none is copied.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from darkbloom_core.engine._live import Launched, Live
 from darkbloom_core.engine._pack import PackBatch
 from darkbloom_core.engine._pictures import PictureCache
 from darkbloom_core.engine._reuse import Capture, Reuse
-from darkbloom_core.engine._sampling import Sampler
+from darkbloom_core.engine._sampling import Sampler, token_mask
 from darkbloom_core.engine._scheduler import ChunkSlice, TowerSlice
 from darkbloom_core.engine._stream import wake_readers
 from darkbloom_core.engine._warmup import Choices
@@ -97,11 +98,14 @@ class Runner:
 
     def decode(self, lives: tuple[Live, ...]) -> None:
         """Launch one token for each of ``lives``, which are in ascending order of lane. Raises ``StepFault``."""
+        constrained = any(live.constraint is not None for live in lives)
         try:
-            work = self._build_decode(lives)
+            work = self._build_forward(lives) if constrained else self._build_decode(lives)
         except Exception as fault:
             raise StepFault(lives, fault) from fault
         self._launch(work)
+        if constrained:
+            self._choose_constrained(lives, *work.arrays, chains=work.chains)
 
     def prefill(self, lives: tuple[Live, ...], piece: ChunkSlice) -> None:
         """Launch one slice of layers of one chunk or pack; with the last slice of a prompt comes its first token.
@@ -155,14 +159,44 @@ class Runner:
     # --- decode -------------------------------------------------------------------
 
     def _build_decode(self, lives: tuple[Live, ...]) -> Launched:
+        previous = self._previous_tokens(lives)
+        logits, chains = self._next_logits(lives, previous)
+        return self._choose(lives, logits, self._sampler_for(lives, previous), None, chains=chains)
+
+    def _build_forward(self, lives: tuple[Live, ...]) -> Launched:
+        """Only the model's part of a decode step."""
+        logits, chains = self._next_logits(lives, self._previous_tokens(lives))
+        return Launched([logits], lives, lambda _: None, chains=chains)
+
+    def _choose_constrained(self, lives: tuple[Live, ...], logits: mx.array, *, chains: bool) -> None:
+        """Choose tokens while the model runs: what may follow depends on the tokens before, which are read by now."""
+        try:
+            sampler = self._sampler_for(lives, self._previous_tokens(lives))
+            work = self._choose(lives, logits, sampler, self._allowed(lives), chains=chains)
+            mx.async_eval(work.arrays)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
+        except Exception as fault:
+            raise StepFault(lives, fault) from fault
+        self._inflight = work
+
+    def _next_logits(self, lives: tuple[Live, ...], previous: mx.array) -> tuple[mx.array, bool]:
+        """``[B, V]``, and whether the next step may be launched while this one runs."""
         rows = [_row(live) for live in lives]
         positions = [live.sequence.prompt_tokens + live.sequence.launched - 1 for live in lives]
-        previous = self._previous_tokens(lives)
-        logits = self._decode_logits(rows, positions, previous)
-        sampler = self._sampler_for(lives, previous)
-        tokens, logprobs = sampler.sample(logits, [live.sequence.launched for live in lives])
+        return self._decode_logits(rows, positions, previous), all(row.is_shared for row in rows)
+
+    def _choose(
+        self,
+        lives: tuple[Live, ...],
+        logits: mx.array,
+        sampler: Sampler,
+        allowed: mx.array | None,
+        *,
+        chains: bool,
+    ) -> Launched:
+        steps = [live.sequence.launched for live in lives]
+        tokens, logprobs = sampler.sample(logits, steps, allowed)
         for index, live in enumerate(lives):
-            live.last_token = (tokens, index)
+            live.last_token = None if live.ended else (tokens, index)
             live.sequence.launched += 1
         self._decoded = (lives, tokens)
         self.decode_steps += 1
@@ -175,8 +209,22 @@ class Runner:
             [tokens, *logprobs],
             lives,
             lambda _: self._read(lives, sampler, tokens, logprobs),
-            chains=all(row.is_shared for row in rows),
+            chains=chains,
         )
+
+    def _allowed(self, lives: tuple[Live, ...]) -> mx.array | None:
+        """``[B, V]`` bool: which tokens may come next; None if any may in every row.
+
+        A row whose constraint raises is at fault alone.
+        """
+        masks: list[bytes | None] = []
+        for live in lives:
+            try:
+                masks.append(None if live.constraint is None or live.ended else live.constraint.allowed())
+            except Exception as fault:
+                self._on_fault(live, fault)
+                masks.append(None)
+        return token_mask(masks, self._model.description.vocab_size)
 
     def _decode_logits(self, rows: list[Row], positions: list[int], tokens: mx.array) -> mx.array:
         size = self._choices.fixed_size
@@ -247,9 +295,9 @@ class Runner:
             return Launched([hidden, *captured], lives, complete, written=written)
         sampler = Sampler([live.sampled for live in lives], self._model.description.vocab_size, None)
         logits = self._model.logits(_last_positions(hidden, batch, lives))
-        tokens, logprobs = sampler.sample(logits, [0] * len(lives))
+        tokens, logprobs = sampler.sample(logits, [0] * len(lives), self._allowed(lives))
         for index, live in enumerate(lives):
-            live.last_token = (tokens, index)
+            live.last_token = None if live.ended else (tokens, index)
             live.sequence.launched = 1
 
         def complete_prompt(spent: float) -> None:

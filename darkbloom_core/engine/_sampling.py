@@ -77,9 +77,12 @@ class Sampler:
         self._penalties = _Penalties(rows, vocab_size, unread) if any(r.has_penalty for r in rows) else None
         self.logprobs = max((one.logprobs for one in params if one.logprobs is not None), default=None)
 
-    def sample(self, logits: mx.array, steps: Sequence[int]) -> tuple[mx.array, tuple[mx.array, ...]]:
+    def sample(
+        self, logits: mx.array, steps: Sequence[int], allowed: mx.array | None = None
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
         """Choose a token for each row of ``logits`` ``[B, V]``; ``steps[b]`` is the row's index of output token.
 
+        Tokens that are not ``allowed`` (``[B, V]`` bool) are never chosen, whatever their bias.
         Returns tokens ``[B]`` int32, and if any row asked for log-probabilities the arrays
         that ``read_logprobs`` takes. Nothing is evaluated.
         """
@@ -87,6 +90,8 @@ class Sampler:
         shaped = raw if self._bias is None else raw + self._bias
         if self._penalties is not None:
             shaped = self._penalties.apply(shaped)
+        if allowed is not None:
+            shaped = mx.where(allowed, shaped, -mx.inf)
         tokens = self._choose(shaped, steps)
         if self._penalties is not None:
             self._penalties.count(tokens)
@@ -154,6 +159,20 @@ class _Penalties:
 
     def count(self, tokens: mx.array) -> None:
         self._counts = self._counts.at[mx.arange(tokens.shape[0]), tokens].add(1.0)
+
+
+def token_mask(masks: Sequence[bytes | None], vocab_size: int) -> mx.array | None:
+    """``[B, V]`` bool from bits as ``TokenConstraint.allowed`` gives them; None if no row has any."""
+    if all(mask is None for mask in masks):
+        return None
+    width = -(-vocab_size // 8)
+    rows = np.full((len(masks), width), 0xFF, np.uint8)
+    for row, mask in zip(rows, masks, strict=True):
+        if mask is not None:
+            row[:] = 0
+            row[: len(mask)] = np.frombuffer(mask, np.uint8)[:width]
+    bits = (mx.array(rows)[:, :, None] >> mx.arange(8, dtype=mx.uint8)) & 1
+    return bits.reshape(len(masks), -1)[:, :vocab_size].astype(mx.bool_)
 
 
 def _column(values: Sequence[float]) -> mx.array:

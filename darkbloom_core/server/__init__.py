@@ -5,11 +5,12 @@ from darkbloom_core.server._bodies import read_json
 from darkbloom_core.server._context import ClientWatch, RequestContext, request_context
 from darkbloom_core.server._errors import ErrorAnswer, error_answer
 from darkbloom_core.server._generation import Generation, GenerationService
-from darkbloom_core.server._requests import AnswerRequest, SamplingOverrides
+from darkbloom_core.server._requests import AnswerRequest, AskedMedia, SamplingOverrides, asked_media
 from darkbloom_core.server._run import BackgroundServer, check_address, serve
 
 __all__ = [
     "AnswerRequest",
+    "AskedMedia",
     "BackgroundServer",
     "ClientWatch",
     "ErrorAnswer",
@@ -17,6 +18,7 @@ __all__ = [
     "GenerationService",
     "RequestContext",
     "SamplingOverrides",
+    "asked_media",
     "check_address",
     "create_app",
     "error_answer",

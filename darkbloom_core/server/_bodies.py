@@ -44,11 +44,19 @@ class HistoricToolCall(_Body):
     function: FunctionCall
 
 
+class MediaUrl(_Body):
+    """``detail`` is not listed: how large a picture is looked at is the model's own business."""
+
+    url: str
+
+
 class ContentPart(_Body):
     """A part of any type; which types a role may have is decided where it is converted."""
 
     type: Name
     text: str | None = None
+    image_url: MediaUrl | str | None = None
+    video_url: MediaUrl | str | None = None
     refusal: str | None = None
 
 
@@ -83,8 +91,22 @@ class NamedToolChoice(_Body):
     function: NamedFunction
 
 
+class JsonSchemaFormat(_Body):
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class GrammarFormat(_Body):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
 class ResponseFormat(_Body):
-    type: Name
+    type: Literal["text", "json_object", "json_schema", "grammar"]
+    json_schema: JsonSchemaFormat | None = None
+    grammar: GrammarFormat | None = None
 
 
 class StreamOptions(_Body):

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from darkbloom_core.contracts import Chat, Message, Part, TextPart, Tool, ToolCall, ToolChoice
+from darkbloom_core.contracts import (
+    AnswerFormat,
+    Chat,
+    JsonText,
+    LarkText,
+    Message,
+    Part,
+    RegexText,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server._bodies import (
     ChatCompletionBody,
@@ -22,16 +34,18 @@ from darkbloom_core.server._bodies import (
     FunctionCall,
     GenerationBody,
     HistoricToolCall,
+    JsonSchemaFormat,
     NamedToolChoice,
+    ResponseFormat,
     ToolEntry,
 )
-from darkbloom_core.server._requests import AnswerRequest, SamplingOverrides
+from darkbloom_core.server._requests import AnswerRequest, SamplingOverrides, asked_media
 
 COMPLETION_DEFAULT_TOKENS = 16
 """What ``max_tokens`` of a text completion is if absent; OpenAI's API documents it so."""
 
-_MEDIA = {"image": "images", "input_image": "images", "image_url": "images"}
-_MEDIA |= {"video": "videos", "input_video": "videos", "video_url": "videos"}
+_MEDIA = {"image": "images other than image_url", "input_image": "images other than image_url"}
+_MEDIA |= {"video": "videos other than video_url", "input_video": "videos other than video_url"}
 _MEDIA |= {"audio": "audio", "input_audio": "audio", "audio_url": "audio", "file": "files"}
 
 
@@ -50,9 +64,37 @@ def chat_request(body: ChatCompletionBody, today: date) -> AnswerRequest:
         named_tool=named_tool,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning_effort=body.reasoning_effort,
+        answer=_answer_format(body.response_format),
         today=today,
     )
     return _request(body, chat, _chat_max_tokens(body), _chat_logprobs(body))
+
+
+def _answer_format(asked: ResponseFormat | None) -> AnswerFormat | None:
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return AnswerFormat(text=JsonText({"type": "object"}, "response_format"))
+    if asked.type == "json_schema":
+        if asked.json_schema is None:
+            raise _required("response_format.json_schema")
+        return _json_schema_format(asked.json_schema)
+    if asked.grammar is None:
+        raise _required("response_format.grammar")
+    where, definition = "response_format.grammar.definition", asked.grammar.definition
+    if asked.grammar.syntax == "lark":
+        return AnswerFormat(text=LarkText(definition, where))
+    return AnswerFormat(text=RegexText(definition, where))
+
+
+def _json_schema_format(asked: JsonSchemaFormat) -> AnswerFormat:
+    schema = {"type": "object"} if asked.json_schema is None else asked.json_schema
+    text = JsonText(schema, "response_format.json_schema.schema", lenient=asked.strict is not True)
+    return AnswerFormat(text=text, name=asked.name, description=asked.description or "")
+
+
+def _required(where: str) -> InvalidRequest:
+    return InvalidRequest(f"{where}: field required", param=where)
 
 
 def completion_request(body: CompletionBody) -> AnswerRequest:
@@ -60,6 +102,9 @@ def completion_request(body: CompletionBody) -> AnswerRequest:
     for name in ("echo", "suffix", "logprobs"):
         if getattr(body, name):
             raise InvalidRequest(f"{name}: not supported for text completions", param=name)
+    if body.response_format is not None and body.response_format.type != "text":
+        message = "response_format: only text is supported for text completions"
+        raise InvalidRequest(message, param="response_format")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequest("best_of: not supported; it may only equal n", param="best_of")
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
@@ -70,8 +115,6 @@ def completion_request(body: CompletionBody) -> AnswerRequest:
 def _request(
     body: GenerationBody, source: Chat | str, max_tokens: int | None, logprobs: int | None
 ) -> AnswerRequest:
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequest("response_format: only text is supported", param="response_format")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     options = body.stream_options
     return AnswerRequest(
@@ -199,18 +242,37 @@ def _content(message: ChatMessage, where: str) -> tuple[Part, ...]:
         return ()
     if isinstance(message.content, str):
         return (TextPart(message.content),) if message.content else ()
-    return tuple(_part(part, f"{where}[{position}]") for position, part in enumerate(message.content))
+    return tuple(
+        _part(part, f"{where}[{position}]", message.role) for position, part in enumerate(message.content)
+    )
 
 
-def _part(part: ContentPart, where: str) -> Part:
+def _part(part: ContentPart, where: str, role: str) -> Part:
     text = part.refusal if part.type == "refusal" else part.text
     if part.type in ("text", "refusal"):
         if text is None:
             raise InvalidRequest(f"{where}.{part.type}: field required", param=f"{where}.{part.type}")
         return TextPart(text)
+    if part.type in ("image_url", "video_url"):
+        return _media(part, where, role)
     if part.type in _MEDIA:
         raise InvalidRequest(f"{where}: this model does not accept {_MEDIA[part.type]}", param=where)
     raise InvalidRequest(f"{where}.type: unknown type of content", param=f"{where}.type")
+
+
+def _media(part: ContentPart, where: str, role: str) -> Part:
+    if role not in ("user", "tool"):
+        raise InvalidRequest(f"{where}: a message of the role {role} cannot hold pictures", param=where)
+    kind: Literal["image", "video"] = "image" if part.type == "image_url" else "video"
+    given = part.image_url if kind == "image" else part.video_url
+    where = f"{where}.{part.type}"
+    if given is None:
+        raise InvalidRequest(f"{where}: field required", param=where)
+    return (
+        asked_media(kind, given, where)
+        if isinstance(given, str)
+        else asked_media(kind, given.url, f"{where}.url")
+    )
 
 
 def _tool_call(call: HistoricToolCall, where: str) -> ToolCall:

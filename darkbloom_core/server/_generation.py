@@ -20,6 +20,7 @@ from darkbloom_core.contracts import (
     Emitter,
     FinishReason,
     Malformed,
+    PreparedPicture,
     Prompt,
     RequestFinished,
     RequestStarted,
@@ -46,11 +47,13 @@ from darkbloom_core.errors import (
 )
 from darkbloom_core.server._context import ClientWatch, RequestContext
 from darkbloom_core.server._errors import error_answer
+from darkbloom_core.server._media import MediaService
 from darkbloom_core.server._requests import AnswerRequest
 from darkbloom_core.settings import Settings
 
 if TYPE_CHECKING:
     from darkbloom_core.engine import OutputStream
+    from darkbloom_core.grammar import CompiledGrammar
     from darkbloom_core.slots import Slot, SlotManager
 
 LEAST_DEFAULT_TOKENS = 64
@@ -189,6 +192,7 @@ class GenerationService:
         self.slots = slots
         self._settings = settings
         self._emitter = emitter
+        self._media = MediaService(settings.media, slots.memory.ledger)
         self._live: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -203,6 +207,10 @@ class GenerationService:
         """Take nothing new from now on."""
         self.draining = True
         self.slots.drain()
+
+    def close(self) -> None:
+        """After everything has ended: the threads that read pictures end, too."""
+        self._media.close()
 
     def cancel_all(self) -> None:
         """End all that is running; its clients are told that the server is stopping."""
@@ -226,20 +234,26 @@ class GenerationService:
         The request is over when the context is left.
         """
         scope = context.scope
-        async with self._pinned_slot(request.model, client) as slot:
-            prompt = await self._encode(request, slot)
+        async with (
+            self._pinned_slot(request.model, client) as slot,
+            self._encoded(request, slot, client) as (prompt, pictures),
+        ):
+            grammar = await _compiled(request, slot)
             if client.gone:
                 raise RequestCancelled("the client has gone")
             if self.draining:
                 raise _draining()
-            generation = self._submit(request, slot, prompt, scope)
+            generation = self._submit(request, slot, prompt, pictures, grammar, scope)
             async with self._accounted(generation, request, context, client):
                 yield generation
 
     async def count_prompt_tokens(self, request: AnswerRequest, client: ClientWatch) -> int:
         """How long the prompt of ``request`` is for the model that it names; raises the refusal of either."""
-        async with self._pinned_slot(request.model, client) as slot:
-            return len((await self._encode(request, slot)).ids)
+        async with (
+            self._pinned_slot(request.model, client) as slot,
+            self._encoded(request, slot, client) as (prompt, _),
+        ):
+            return len(prompt.ids)
 
     @asynccontextmanager
     async def _accounted(
@@ -278,16 +292,30 @@ class GenerationService:
         finally:
             self.slots.release(slot)
 
-    async def _encode(self, request: AnswerRequest, slot: Slot) -> Prompt:
-        if isinstance(request.source, Chat):
-            prompt = await asyncio.to_thread(slot.codec.encode_chat, request.source)
-        else:
-            prompt = Prompt(await asyncio.to_thread(slot.codec.encode_text, request.source))
-        if not prompt.ids:
-            raise InvalidRequest("the prompt is empty", param=_source_field(request))
-        return prompt
+    @asynccontextmanager
+    async def _encoded(
+        self, request: AnswerRequest, slot: Slot, client: ClientWatch
+    ) -> AsyncIterator[tuple[Prompt, tuple[PreparedPicture, ...]]]:
+        """The prompt and its pictures, which are held while the block runs."""
+        source = request.source
+        if isinstance(source, str):
+            prompt = Prompt(await asyncio.to_thread(slot.codec.encode_text, source))
+            yield _not_empty(prompt, request), ()
+            return
+        vision, modalities = slot.engine.vision, slot.description.modalities
+        async with self._media.prepared(source, vision, modalities, client) as (chat, pictures):
+            prompt = await asyncio.to_thread(slot.codec.encode_chat, chat)
+            yield _not_empty(prompt, request), pictures
 
-    def _submit(self, request: AnswerRequest, slot: Slot, prompt: Prompt, scope: str | None) -> Generation:
+    def _submit(
+        self,
+        request: AnswerRequest,
+        slot: Slot,
+        prompt: Prompt,
+        pictures: tuple[PreparedPicture, ...],
+        grammar: CompiledGrammar | None,
+        scope: str | None,
+    ) -> Generation:
         """Submit one sequence for each choice, or none."""
         sampling = request.sampling.over(slot.defaults)
         if sampling.seed is None:
@@ -295,7 +323,9 @@ class GenerationService:
         limits = self._token_limits(request, slot, prompt)
         for position, max_tokens in enumerate(limits):
             try:
-                streams = _submit_choices(request, slot, prompt, sampling, max_tokens, scope)
+                streams = _submit_choices(
+                    request, slot, prompt, pictures, grammar, sampling, max_tokens, scope
+                )
             except (NeverFits, CapacityExhausted):
                 if position == len(limits) - 1:
                     raise
@@ -325,6 +355,22 @@ class GenerationService:
         return limits
 
 
+async def _compiled(request: AnswerRequest, slot: Slot) -> CompiledGrammar | None:
+    """What the outputs must be, if not anything will do."""
+    chat = request.source
+    if not isinstance(chat, Chat):
+        return None
+    grammar = slot.codec.grammar(chat)
+    if grammar is not None:
+        return await asyncio.to_thread(slot.grammars.compile, grammar)
+    if chat.answer is not None:
+        message = "response_format: this model cannot be kept to a format"
+        raise InvalidRequest(message, param="response_format")
+    if chat.tool_choice == "required":
+        raise InvalidRequest("tool_choice: this model cannot be made to call a tool", param="tool_choice")
+    return None
+
+
 async def _loaded(load: Future[Slot], client: ClientWatch) -> None:
     """Wait for a load; a client that goes away stops waiting, and the load goes on for the others."""
     waiting = asyncio.wrap_future(load)
@@ -345,6 +391,8 @@ def _submit_choices(
     request: AnswerRequest,
     slot: Slot,
     prompt: Prompt,
+    pictures: tuple[PreparedPicture, ...],
+    grammar: CompiledGrammar | None,
     sampling: SamplingParams,
     max_tokens: int,
     scope: str | None,
@@ -359,11 +407,13 @@ def _submit_choices(
                     GenerationRequest(
                         id=f"{name}-{choice}",
                         prompt=prompt,
+                        pictures=pictures,
                         parser=PlainParser() if chat is None else slot.codec.parser(chat),
                         max_tokens=max_tokens,
                         sampling=sampling,
                         stop=request.stop,
                         choice=choice,
+                        constraint=None if grammar is None else grammar.constraint(),
                         scope=scope,
                         cache_key=request.cache_key,
                     )
@@ -398,6 +448,12 @@ async def _merged(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, 
             task.cancel()
         if pending:
             await asyncio.wait(pending)
+
+
+def _not_empty(prompt: Prompt, request: AnswerRequest) -> Prompt:
+    if not prompt.ids:
+        raise InvalidRequest("the prompt is empty", param=_source_field(request))
+    return prompt
 
 
 def _source_field(request: AnswerRequest) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from darkbloom_core.contracts import Chat
+from darkbloom_core.contracts import Chat, MediaPart
 from darkbloom_core.engine import SamplingParams
+from darkbloom_core.media import MediaSource
 
 Operation = Literal["chat", "text_completion"]
 
@@ -31,6 +32,18 @@ class SamplingOverrides:
         """``defaults`` with what the client said laid over them."""
         said = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         return replace(defaults, **said)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedMedia(MediaPart):
+    """A picture or a video as the client sent it, before anybody has looked at it."""
+
+    source: MediaSource = field(kw_only=True)
+
+
+def asked_media(kind: Literal["image", "video"], uri: str, where: str) -> AskedMedia:
+    """The part of a message for a picture or a video; ``where`` names the field that it came in."""
+    return AskedMedia(kind, (), source=MediaSource(kind, uri, where))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,7 @@ class _Server:
         await self._service.wait_until_idle(CANCEL_SECONDS)
         self._uvicorn.should_exit = True
         await serving
+        self._service.close()
 
 
 class _Uvicorn(uvicorn.Server):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from darkbloom_core.contracts import ChatCodec, ModelDescription, SlotState
 from darkbloom_core.engine import Engine, PrefixOptions, SamplingParams
+from darkbloom_core.grammar import GrammarCompiler
 from darkbloom_core.memory import KvDemand
 
 Activity = Literal["idle", "running", "crashed", "reloading"]
@@ -42,6 +43,10 @@ class Slot:
     state_since: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)
     created_unix_seconds: int = field(default_factory=lambda: int(time.time()))
+    grammars: GrammarCompiler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grammars = GrammarCompiler(self.codec)
 
     @property
     def demand(self) -> KvDemand:

@@ -16,7 +16,15 @@ from pathlib import Path
 from at_rest import AtRest
 from toy_family import ToyCodec, ToyModel, describe, full, window
 
-from darkbloom_core.contracts import ContentDelta, Malformed, Prompt, ReasoningDelta, ToolCallDelta
+from darkbloom_core.contracts import (
+    ContentDelta,
+    ControlToken,
+    InOrder,
+    Malformed,
+    Prompt,
+    ReasoningDelta,
+    ToolCallDelta,
+)
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server import BackgroundServer, create_app, generation_service
 from darkbloom_core.settings import Settings
@@ -75,6 +83,10 @@ class ToyChatCodec(ToyCodec):
         if chat.reasoning_effort == "impossible":
             raise InvalidRequest("this model cannot do that", param="reasoning_effort")
         return Prompt(self.encode_text("".join(f"{each.role}>{each.text};" for each in chat.messages)))
+
+    def grammar(self, chat):
+        """An answer that must fit a format ends with the token that means a broken output."""
+        return None if chat.answer is None else InOrder((chat.answer.text, ControlToken(BROKEN)))
 
     def parser(self, chat):
         return ToyParser()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from darkbloom_core.checkpoint import ChatTemplate, TextTokenizer
-from darkbloom_core.contracts import Chat, MediaPart, Message, OutputParser, Prompt, Tool
+from darkbloom_core.contracts import Chat, Grammar, MediaPart, Message, OutputParser, Prompt, Tool
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_qwen3._parser import CALL, CALL_END, THINK, THINK_END, Qwen3Parser
 
@@ -62,6 +62,12 @@ class Qwen3Codec:
         tools = [_tool(tool) for tool in chat.tools] if chat.tool_choice == "auto" else []
         variables = _variables(messages, tools, quiet=_is_quiet(chat))
         return Prompt(self._template.render(variables, today=chat.today))
+
+    def grammar(self, chat: Chat) -> Grammar | None:
+        """Nothing but free answers so far, so whatever would need more is refused."""
+        if chat.answer is not None:
+            raise InvalidRequest("response_format: this model answers in free text", param="response_format")
+        return None
 
     def parser(self, chat: Chat) -> OutputParser:
         """A fresh parser: it holds the state of one answer."""

@@ -47,6 +47,9 @@ class NumberCodec:
     def encode_chat(self, chat: Chat) -> Prompt:
         raise NotImplementedError("a benchmark has no chats")
 
+    def grammar(self, chat: Chat) -> None:
+        return None
+
     def parser(self, chat: Chat) -> PlainParser:
         return PlainParser()
 

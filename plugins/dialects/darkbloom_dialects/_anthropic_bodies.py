@@ -9,6 +9,15 @@ from pydantic import Field
 from darkbloom_dialects._bodies import MAX_STOP_STRINGS, Body, Items, Name, StopString, ToolName
 
 
+class ImageSource(Body):
+    """``data`` is base64 of type ``media_type``; a ``url`` must be a data: URI, since nothing is fetched."""
+
+    type: Name
+    media_type: Name | None = None
+    data: str | None = None
+    url: str | None = None
+
+
 class Block(Body):
     """A content block of any type; which types a turn may have is decided where it is converted."""
 
@@ -19,6 +28,7 @@ class Block(Body):
     name: Name | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Name | None = None
+    source: ImageSource | None = None
     content: Any = None
     is_error: bool | None = None
 

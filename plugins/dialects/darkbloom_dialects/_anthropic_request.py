@@ -15,8 +15,16 @@ from pydantic import ValidationError
 from darkbloom_core.contracts import Chat, Message, Part, TextPart, Tool, ToolCall, ToolChoice
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server import AnswerRequest, SamplingOverrides
-from darkbloom_dialects._anthropic_bodies import Block, CountBody, MessagesBody, ResultBody, ToolBody, Turn
-from darkbloom_dialects._bodies import distinct_tools, refuse, required, unknown_part
+from darkbloom_dialects._anthropic_bodies import (
+    Block,
+    CountBody,
+    ImageSource,
+    MessagesBody,
+    ResultBody,
+    ToolBody,
+    Turn,
+)
+from darkbloom_dialects._bodies import distinct_tools, image_part, refuse, required, unknown_part
 
 MEDIUM_BUDGET_TOKENS = 4096
 HIGH_BUDGET_TOKENS = 16384
@@ -139,28 +147,30 @@ def _user(blocks: list[Block], where: str) -> Iterator[Message]:
     for index, block in enumerate(blocks):
         place = f"{where}.content[{index}]"
         if block.type != "tool_result":
-            parts.append(TextPart(_text(block, place)))
+            parts.append(_part(block, place, "user"))
             continue
         if parts:
             yield Message(role="user", content=tuple(parts))
             parts = []
         call: str = required(block.tool_use_id, f"{place}.tool_use_id")
-        yield Message(role="tool", content=_parts(_result(block, place)), tool_call_id=call)
+        yield Message(role="tool", content=_result(block, place), tool_call_id=call)
     if parts or not blocks:
         yield Message(role="user", content=tuple(parts))
 
 
-def _result(block: Block, where: str) -> str:
-    """The text of a result. That a tool failed has no place of its own in a conversation: the text says it."""
+def _result(block: Block, where: str) -> tuple[Part, ...]:
+    """A result's text, then its images. That a tool failed has no place of its own in a conversation: the text says it."""
     try:
         content = ResultBody.model_validate({"content": block.content}).content
     except ValidationError:
         where = f"{where}.content"
         raise InvalidRequest(f"{where}: should be a text or a list of content blocks", param=where) from None
+    images: list[Part] = []
     if not isinstance(content, str):
-        blocks = enumerate(content or ())
-        content = "\n".join(_text(each, f"{where}.content[{index}]") for index, each in blocks)
-    return f"Error: {content}" if block.is_error else content
+        found = [_part(each, f"{where}.content[{index}]", "tool") for index, each in enumerate(content or ())]
+        images = [part for part in found if not isinstance(part, TextPart)]
+        content = "\n".join(part.text for part in found if isinstance(part, TextPart))
+    return (*_parts(f"Error: {content}" if block.is_error else content), *images)
 
 
 def _assistant(blocks: list[Block], where: str) -> Message:
@@ -177,7 +187,7 @@ def _assistant(blocks: list[Block], where: str) -> Message:
             arguments = required(block.input, f"{place}.input")
             calls.append(ToolCall(required(block.id, f"{place}.id"), name, arguments))
         elif block.type != "redacted_thinking":
-            parts.append(TextPart(_text(block, place)))
+            parts.append(_part(block, place, "assistant"))
     return Message(
         role="assistant",
         content=tuple(parts),
@@ -188,6 +198,20 @@ def _assistant(blocks: list[Block], where: str) -> Message:
 
 def _parts(text: str) -> tuple[Part, ...]:
     return (TextPart(text),) if text else ()
+
+
+def _part(block: Block, where: str, role: str) -> Part:
+    if block.type != "image":
+        return TextPart(_text(block, where))
+    where = f"{where}.source"
+    source: ImageSource = required(block.source, where)
+    if source.type == "base64":
+        data: str = required(source.data, f"{where}.data")
+        kind: str = required(source.media_type, f"{where}.media_type")
+        return image_part(f"data:{kind};base64,{data}", where, role)
+    if source.type == "url":
+        return image_part(required(source.url, f"{where}.url"), where, role)
+    raise InvalidRequest(f"{where}.type: only base64 is supported", param=f"{where}.type")
 
 
 def _text(block: Block, where: str) -> str:

@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from darkbloom_core.contracts import Tool
 from darkbloom_core.errors import InvalidRequest
+from darkbloom_core.server import AskedMedia, asked_media
 
 MAX_STOP_STRINGS = 16
 
-MEDIA = {"image": "images", "input_image": "images", "document": "documents", "input_file": "files"}
+MEDIA = {"document": "documents", "input_file": "files"}
 MEDIA |= {"input_audio": "audio", "input_video": "videos", "file": "files"}
 
 Item = TypeVar("Item")
@@ -44,6 +45,13 @@ def required(value: Any, where: str) -> Any:
     if value is None:
         raise InvalidRequest(f"{where}: field required", param=where)
     return value
+
+
+def image_part(uri: str, where: str, role: str) -> AskedMedia:
+    """A picture in a message of ``role``; only users and tools may show any."""
+    if role not in ("user", "tool"):
+        raise InvalidRequest(f"{where}: a message of the role {role} cannot hold images", param=where)
+    return asked_media("image", uri, where)
 
 
 def unknown_part(kind: str, where: str) -> InvalidRequest:

@@ -15,6 +15,8 @@ class ContentPart(Body):
     type: Name
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    file_id: Name | None = None
 
 
 class InputItem(Body):

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from darkbloom_core.contracts import Chat, Message, Part, TextPart, Tool, ToolCall, ToolChoice
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server import AnswerRequest, SamplingOverrides
-from darkbloom_dialects._bodies import distinct_tools, refuse, required, unknown_part
+from darkbloom_dialects._bodies import distinct_tools, image_part, refuse, required, unknown_part
 from darkbloom_dialects._responses_bodies import ContentPart, InputItem, NamedToolChoice, ResponsesBody
 
 MAX_NOTES = 16
@@ -169,11 +169,12 @@ def _messages(items: Iterable[tuple[InputItem, str]]) -> Iterator[Message]:
         elif item.type == "function_call_output":
             call: str = required(item.call_id, f"{where}.call_id")
             output = required(item.output, f"{where}.output")
-            yield Message(role="tool", content=_content(output, f"{where}.output"), tool_call_id=call)
+            parts = _content(output, f"{where}.output", "tool")
+            yield Message(role="tool", content=parts, tool_call_id=call)
         else:
             role = required(item.role, f"{where}.role")
             content = required(item.content, f"{where}.content")
-            yield Message(role=role, content=_content(content, f"{where}.content"))
+            yield Message(role=role, content=_content(content, f"{where}.content", role))
     if turn is not None:
         yield turn.message()
 
@@ -181,7 +182,7 @@ def _messages(items: Iterable[tuple[InputItem, str]]) -> Iterator[Message]:
 def _add(turn: _Turn, item: InputItem, where: str) -> None:
     if item.type == "reasoning":
         place = "content" if item.content else "summary"
-        parts = _content(getattr(item, place) or "", f"{where}.{place}")
+        parts = _content(getattr(item, place) or "", f"{where}.{place}", "assistant")
         thought = "\n\n".join(part.text for part in parts if isinstance(part, TextPart) and part.text)
         turn.thoughts += [thought] if thought else []
     elif item.type == "function_call":
@@ -193,16 +194,21 @@ def _add(turn: _Turn, item: InputItem, where: str) -> None:
         turn.calls.append(ToolCall(call, name, arguments))
     else:
         content = required(item.content, f"{where}.content")
-        turn.content = (*turn.content, *_content(content, f"{where}.content"))
+        turn.content = (*turn.content, *_content(content, f"{where}.content", "assistant"))
 
 
-def _content(content: str | Sequence[ContentPart], where: str) -> tuple[Part, ...]:
+def _content(content: str | Sequence[ContentPart], where: str, role: str) -> tuple[Part, ...]:
     if isinstance(content, str):
         return _parts(content)
-    return tuple(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return tuple(_part(part, f"{where}[{index}]", role) for index, part in enumerate(content))
 
 
-def _part(part: ContentPart, where: str) -> Part:
+def _part(part: ContentPart, where: str, role: str) -> Part:
+    if part.type == "input_image":
+        if part.file_id is not None:
+            raise InvalidRequest(f"{where}.file_id: not supported; send image_url", param=f"{where}.file_id")
+        where = f"{where}.image_url"
+        return image_part(required(part.image_url, where), where, role)
     if part.type == "refusal":
         return TextPart(required(part.refusal, f"{where}.refusal"))
     if part.type not in _TEXTS:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from darkbloom_core.checkpoint import ChatTemplate
-from darkbloom_core.contracts import Chat, Message, OutputParser, Prompt, ToolCall
+from darkbloom_core.contracts import Chat, ControlToken, Grammar, Message, OutputParser, Prompt, ToolCall
 from darkbloom_core.errors import InvalidRequest
+from darkbloom_gemma4._grammar import output_grammar
 from darkbloom_gemma4._parser import Gemma4Parser
 from darkbloom_gemma4._placeholders import Placeholders, has_media, template_content
-from darkbloom_gemma4._tokens import CALL, CONTROL_NAMES, END_OF_TURN, TURN, read_tokenizer
+from darkbloom_gemma4._tokens import CONTROL_NAMES, END_OF_TURN, TURN, read_tokenizer
 
 THINKS = {"none": False, "minimal": False, "low": True, "medium": True, "high": True, "xhigh": True}
 """What a client's reasoning effort means: this model thinks, or it does not."""
@@ -35,6 +36,7 @@ class Gemma4Codec:
         self._names = {
             token: name for name in CONTROL_NAMES if (token := self._tokenizer.control_id(name)) is not None
         }
+        self._controls = {name: ControlToken(token) for token, name in self._names.items()}
 
     @property
     def vocab_size(self) -> int:
@@ -51,12 +53,11 @@ class Gemma4Codec:
         return self._tokenizer.encode_text(text)
 
     def encode_chat(self, chat: Chat) -> Prompt:
-        """Up to the model's turn; into a tool call if one is required."""
-        begun = _begun_call(chat)
+        """Up to the model's turn."""
         variables: dict[str, Any] = {
             "messages": list(_template_messages(chat.messages)),
             "add_generation_prompt": True,
-            "enable_thinking": _thinks(chat) and begun is None,
+            "enable_thinking": _thinks(chat),
         }
         if chat.tools and chat.tool_choice != "none":
             variables["tools"] = [
@@ -72,26 +73,13 @@ class Gemma4Codec:
             ]
         media = Placeholders(self._tokenizer, chat.messages) if has_media(chat.messages) else None
         ids = self._template.render(variables, today=chat.today, edit=None if media is None else media.expand)
-        if begun is not None:
-            ids = (*ids, self._tokenizer.require_control_id(CALL), *self.encode_text(begun))
         return Prompt(ids, () if media is None else media.spans(ids))
 
+    def grammar(self, chat: Chat) -> Grammar | None:
+        return output_grammar(chat, self._controls)
+
     def parser(self, chat: Chat) -> OutputParser:
-        offered = () if chat.tool_choice == "none" else chat.tools
-        return Gemma4Parser(self._names, frozenset(tool.name for tool in offered), _begun_call(chat))
-
-
-def _begun_call(chat: Chat) -> str | None:
-    """The text after the token that opens a tool call, if the answer must be one."""
-    if chat.tool_choice != "required":
-        return None
-    if chat.named_tool is None:
-        if not chat.tools:
-            raise InvalidRequest("a tool call is required, but no tools are offered", param="tool_choice")
-        return "call:"
-    if chat.named_tool not in {tool.name for tool in chat.tools}:
-        raise InvalidRequest(f"the tool {chat.named_tool!r} is not offered", param="tool_choice")
-    return f"call:{chat.named_tool}{{"
+        return Gemma4Parser(self._names, frozenset(tool.name for tool in chat.callable_tools))
 
 
 def _thinks(chat: Chat) -> bool:

@@ -28,19 +28,15 @@ class _State(Enum):
 
 
 class Gemma4Parser:
-    """One output's ``OutputParser``.
+    """One output's ``OutputParser``. ``names`` are the control tokens, ``tools`` the functions that were offered."""
 
-    ``names`` are the control tokens, ``tools`` the functions that were offered, ``begun``
-    the text of a tool call that the prompt has begun, None if it has not.
-    """
-
-    def __init__(self, names: Mapping[int, str], tools: frozenset[str], begun: str | None = None) -> None:
+    def __init__(self, names: Mapping[int, str], tools: frozenset[str]) -> None:
         self._names = names
         self._tools = tools
-        self._state = _State.CONTENT if begun is None else _State.CALL
+        self._state = _State.CONTENT
         self._header = ""
         self._held_line_break = False
-        self._call: list[str | None] = [begun] if begun else []
+        self._call: list[str | None] = []
         self._calls = 0
 
     def control(self, token: int) -> Sequence[Delta]:

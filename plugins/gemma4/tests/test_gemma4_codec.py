@@ -96,14 +96,6 @@ def test_tool_choice_none_declares_no_tools(codec):
     )
 
 
-def test_a_required_call_is_begun_in_the_prompt(codec):
-    chat = Chat(messages=(user("Hi!"),), tools=(WEATHER,), tool_choice="required", reasoning_effort="high")
-    assert rendered(codec, chat).endswith("<|turn>model\n<|tool_call>call:")
-    assert "<|think|>" not in rendered(codec, chat)
-    named = Chat(messages=(user("Hi!"),), tools=(WEATHER,), tool_choice="required", named_tool="get_weather")
-    assert rendered(codec, named).endswith("<|turn>model\n<|tool_call>call:get_weather{")
-
-
 def test_calls_and_their_results_stay_in_the_model_s_turn(codec):
     q = '<|"|>'
     called = f"<|tool_call>call:get_weather{{city:{q}Paris{q},days:[1,2],exact:true}}<tool_call|>"
@@ -185,11 +177,6 @@ def test_text_from_a_client_never_becomes_a_control_token(codec, text):
     [
         (Chat(messages=()), "messages"),
         (Chat(messages=(user("Hi!"),), reasoning_effort="extreme"), "reasoning_effort"),
-        (Chat(messages=(user("Hi!"),), tool_choice="required"), "tool_choice"),
-        (
-            Chat(messages=(user("Hi!"),), tools=(WEATHER,), tool_choice="required", named_tool="other"),
-            "tool_choice",
-        ),
         (Chat(messages=(message("tool", "1", tool_call_id="c1"),)), "messages"),
         (Chat(messages=(*ASKED[:2], message("tool", "1", tool_call_id="c9"))), "messages"),
         (

@@ -39,8 +39,8 @@ def add(folded, delta):
     return [*folded, delta]
 
 
-def fold(parts, *, tools=("f", "g"), begun=None):
-    parser = Gemma4Parser(NAMES, frozenset(tools), begun)
+def fold(parts, *, tools=("f", "g")):
+    parser = Gemma4Parser(NAMES, frozenset(tools))
     deltas = []
     for part in parts:
         deltas += parser.text(part) if isinstance(part, str) else parser.control(part)
@@ -191,11 +191,6 @@ def test_deltas_come_as_soon_as_they_can():
     parser = Gemma4Parser(NAMES, frozenset())
     parser.control(IDS["<|channel>"])
     assert parser.text("thought\nLet me") == [ReasoningDelta("Let me")]
-
-
-def test_a_call_that_the_prompt_has_begun_goes_on():
-    assert parse('f{city:<|"|>Paris<|"|>}<tool_call|>', begun="call:") == [CALLED]
-    assert parse('city:<|"|>Paris<|"|>}<tool_call|>', begun="call:f{") == [CALLED]
 
 
 def test_two_outputs_share_nothing():

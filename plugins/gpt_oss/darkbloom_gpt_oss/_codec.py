@@ -12,8 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from darkbloom_core.checkpoint import ChatTemplate, TextTokenizer
-from darkbloom_core.contracts import Chat, MediaPart, Message, OutputParser, Prompt, ToolCall
+from darkbloom_core.contracts import (
+    AnswerFormat,
+    Chat,
+    ControlToken,
+    Grammar,
+    JsonText,
+    MediaPart,
+    Message,
+    OutputParser,
+    Prompt,
+    ToolCall,
+)
 from darkbloom_core.errors import InvalidRequest
+from darkbloom_gpt_oss._grammar import output_grammar
 from darkbloom_gpt_oss._parser import CONTROL_NAMES, HarmonyParser
 
 REASONING_EFFORTS = ("low", "medium", "high")
@@ -26,6 +38,7 @@ class HarmonyCodec:
         self._tokenizer = TextTokenizer(path)
         self._template = ChatTemplate(path, self._tokenizer)
         self._names = {self._tokenizer.require_control_id(name): name for name in CONTROL_NAMES}
+        self._controls = {name: ControlToken(token) for token, name in self._names.items()}
 
     @property
     def vocab_size(self) -> int:
@@ -43,12 +56,8 @@ class HarmonyCodec:
 
     def encode_chat(self, chat: Chat) -> Prompt:
         """Up to ``<|start|>assistant``: the model goes on with the channel of its first message."""
-        if chat.tool_choice == "required":
-            raise InvalidRequest(
-                "this model cannot be made to call a tool; use tool_choice auto or none", param="tool_choice"
-            )
         variables: dict[str, Any] = {
-            "messages": list(_template_messages(chat.messages)),
+            "messages": list(_template_messages(chat.messages, _response_format(chat.answer))),
             "add_generation_prompt": True,
         }
         if offered := _tools(chat):
@@ -62,9 +71,11 @@ class HarmonyCodec:
             variables["reasoning_effort"] = chat.reasoning_effort
         return Prompt(self._template.render(variables, today=chat.today))
 
+    def grammar(self, chat: Chat) -> Grammar | None:
+        return output_grammar(chat, self._controls)
+
     def parser(self, chat: Chat) -> OutputParser:
-        offered = () if chat.tool_choice == "none" else chat.tools
-        return HarmonyParser(self._names, frozenset(tool.name for tool in offered))
+        return HarmonyParser(self._names, frozenset(tool.name for tool in chat.callable_tools))
 
 
 def _tools(chat: Chat) -> list[dict[str, Any]]:
@@ -84,13 +95,22 @@ def _tools(chat: Chat) -> list[dict[str, Any]]:
     ]
 
 
-def _template_messages(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+def _response_format(answer: AnswerFormat | None) -> str:
+    """How the format tells the model what its answer must be; '' if it is not told."""
+    if answer is None or not answer.name or not isinstance(answer.text, JsonText):
+        return ""
+    description = f"// {answer.description}\n" if answer.description else ""
+    schema = json.dumps(answer.text.schema, ensure_ascii=False, separators=(",", ":"))
+    return f"# Response Formats\n\n## {answer.name}\n\n{description}{schema}"
+
+
+def _template_messages(messages: Sequence[Message], response_format: str) -> Iterator[dict[str, Any]]:
     """The conversation in the template's terms: instructions once and first, each call followed by its result."""
     instructions = 0
     while instructions < len(messages) and messages[instructions].role in ("system", "developer"):
         instructions += 1
-    if instructions:
-        texts = [_text(message) for message in messages[:instructions]]
+    if instructions or response_format:
+        texts = [*(_text(message) for message in messages[:instructions]), response_format]
         yield {"role": "developer", "content": "\n\n".join(text for text in texts if text)}
     position = instructions
     while position < len(messages):

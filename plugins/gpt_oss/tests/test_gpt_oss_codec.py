@@ -132,12 +132,6 @@ def test_tool_choice_none_hides_the_tools(codec):
     assert rendered(codec, user("Hi!"), tools=(WEATHER,), tool_choice="none") == rendered(codec, user("Hi!"))
 
 
-def test_a_tool_cannot_be_forced(codec):
-    with pytest.raises(InvalidRequest) as caught:
-        rendered(codec, user("Hi!"), tools=(WEATHER,), tool_choice="required")
-    assert caught.value.param == "tool_choice"
-
-
 def test_thoughts_of_past_turns_are_dropped(codec):
     text = rendered(
         codec, user("Hi!"), message("assistant", "Hello!", reasoning="A greeting."), user("Well?")

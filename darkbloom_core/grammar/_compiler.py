@@ -1,0 +1,153 @@
+"""Compiles grammars against one tokenizer, and keeps track of one output under a compiled one.
+
+Always true: what a client sent is compiled within bounds of length, memory and stack, and
+whatever is wrong with it is an ``InvalidRequest`` that names its field.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import llguidance
+
+from darkbloom_core.contracts import ChatCodec, ClientText, Grammar
+from darkbloom_core.errors import GenerationFailed, InvalidRequest
+from darkbloom_core.grammar._faults import check_bounds, find_fault
+from darkbloom_core.grammar._lark import client_texts, lark_sources
+
+STACK_BYTES = 256 * 1024**2
+"""The compiler recurses as deep as a grammar refers from rule to rule; only what is used takes memory."""
+
+COMPILATIONS_AT_ONCE = 2
+
+_LIMITS = llguidance.LLParserLimits(
+    max_lexer_states=20_000, step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False
+)
+"""An output's matcher takes at most about 40 MB, and a step of it a few milliseconds."""
+
+Result = TypeVar("Result")
+
+_compiling = threading.Semaphore(COMPILATIONS_AT_ONCE)
+
+
+class GrammarCompiler:
+    """For the outputs of one ``codec``. Thread-safe; reads the vocabulary when it is first needed."""
+
+    def __init__(self, codec: ChatCodec) -> None:
+        self._codec = codec
+        self._lock = threading.Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Blocks, for milliseconds as a rule and for a second the first time. Raises ``InvalidRequest``."""
+        texts = tuple(client_texts(grammar))
+        for text in texts:
+            check_bounds(text)
+        return _with_deep_stack(lambda: self._compile(grammar, texts))
+
+    def _compile(self, grammar: Grammar, texts: tuple[ClientText, ...]) -> CompiledGrammar:
+        matcher = self._matcher(grammar)
+        fault = _fault(matcher) or next(filter(None, (_fault(self._matcher(text)) for text in texts)), "")
+        if fault:
+            raise find_fault(texts, fault, lambda text: _fault(self._matcher(text)))
+        return CompiledGrammar(matcher, self._codec.vocab_size)
+
+    def _matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(self._vocabulary(), lark_sources(grammar), log_level=0, limits=_LIMITS)
+
+    def _vocabulary(self) -> llguidance.LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._codec))
+                self._tokenizer = llguidance.LLTokenizer(wrapper)
+            return self._tokenizer
+
+
+class CompiledGrammar:
+    """What the outputs of one request must be."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def constraint(self) -> MatcherConstraint:
+        """For one output, from its beginning."""
+        return MatcherConstraint(self._matcher.deep_copy(), self._vocab_size)
+
+
+class MatcherConstraint:
+    """Implements ``contracts.TokenConstraint``."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self.complete = False
+
+    def allowed(self) -> bytes:
+        mask = bytearray(self._matcher.compute_bitmask())
+        if self._matcher.is_error():
+            raise _too_complex(self._matcher.get_error())
+        mask[self._vocab_size // 8] &= ~(
+            1 << self._vocab_size % 8
+        )  # the end that grammars spell out themselves
+        return bytes(mask)
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise _too_complex(self._matcher.get_error())
+        self.complete = self._matcher.is_stopped()
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer. Its own end token is one id past those of the codec."""
+
+    def __init__(self, codec: ChatCodec) -> None:
+        size = codec.vocab_size
+        words = [codec.token_bytes(token) for token in range(size)]
+        self.special_token_ids = [token for token, word in enumerate(words) if not word] + [size]
+        self.tokens = [word or f"<{token}>".encode() for token, word in enumerate(words)] + [b"<end>"]
+        self.eos_token_id = size
+        self.bos_token_id = None
+        self._encode = codec.encode_text
+
+    def __call__(self, text: str) -> list[int]:
+        return list(self._encode(text))
+
+
+def _fault(matcher: llguidance.LLMatcher) -> str:
+    """What is wrong with a grammar, '' if nothing is."""
+    if not matcher.is_error() and not any(matcher.compute_bitmask()):
+        return "nothing can be written that fits it"
+    return matcher.get_error()
+
+
+def _too_complex(error: str) -> InvalidRequest | GenerationFailed:
+    if "limit" in error or "too many" in error or "max is" in error or "fuel" in error:
+        return InvalidRequest("the grammar or schema is too complex", param="response_format")
+    return GenerationFailed("the output left its grammar")
+
+
+def _with_deep_stack(call: Callable[[], Result]) -> Result:
+    """The result of ``call``, made in a thread with a stack of ``STACK_BYTES``."""
+    results: list[Result] = []
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as fault:  # raised again where it belongs
+            faults.append(fault)
+
+    with _compiling:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="grammar compiler", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+        thread.join()
+    if faults:
+        raise faults[0]
+    return results[0]

@@ -1,0 +1,143 @@
+"""What is wrong with a grammar or schema that a client sent, and where in it. Pure but for the compiler that is passed in.
+
+llguidance says what it does not take, but not where in a schema: the deepest subschema that
+is refused by itself, for the same reason, is the place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeAlias
+
+from darkbloom_core.contracts import ClientText, JsonText, LarkText
+from darkbloom_core.errors import InvalidRequest
+
+SCHEMA_CHARACTERS_LIMIT = 256 * 1024
+GRAMMAR_CHARACTERS_LIMIT = 64 * 1024
+MULTIPLES_LIMIT = 20_000
+"""Of all ``multipleOf`` together, in units of their last digits: each is a machine of that many states."""
+
+SUBSCHEMAS_LIMIT = 500
+REASON_CHARACTERS = 200
+
+_IN_MAPPINGS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_ALONE = (
+    *("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames"),
+    *("not", "if", "then", "else", "contains"),
+)
+_SHARED = ("$defs", "definitions")
+
+_LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_REASONS = {"NoExtensionBias": "nothing can be written that fits it"}
+
+_INLINE = re.compile(r"%\s*(json|regex|llguidance)")
+
+Place: TypeAlias = tuple[str | int, ...]
+
+
+def check_bounds(text: ClientText) -> None:
+    """Raise ``InvalidRequest`` if compiling ``text`` could take too much time, memory or stack."""
+    if isinstance(text, JsonText):
+        schema = json.dumps(text.schema)
+        if len(schema) > SCHEMA_CHARACTERS_LIMIT:
+            raise _invalid(text.origin, f"the schema has more than {SCHEMA_CHARACTERS_LIMIT} characters")
+        if sum(map(_multiple, _values(text.schema, "multipleOf"))) > MULTIPLES_LIMIT:
+            raise _invalid(text.origin, "multipleOf is too large")
+        return
+    source = text.source if isinstance(text, LarkText) else text.pattern
+    if len(source) > GRAMMAR_CHARACTERS_LIMIT:
+        raise _invalid(text.origin, f"longer than {GRAMMAR_CHARACTERS_LIMIT} characters")
+    if isinstance(text, LarkText) and (found := _INLINE.search(source)):
+        raise _invalid(text.origin, f"%{found[1]} is not supported")
+
+
+def find_fault(
+    texts: Iterable[ClientText], fault: str, fault_of: Callable[[ClientText], str]
+) -> InvalidRequest:
+    """The error that says which of ``texts`` is to blame for ``fault``, and where in it."""
+    for text in texts:
+        own = fault_of(text)
+        if own:
+            reason = _reason(own)
+            place = _place_in(text, reason, fault_of) if isinstance(text, JsonText) else ()
+            line = _line(own) if isinstance(text, LarkText) else ""
+            return _invalid(text.origin + _path(place), line + reason)
+    return InvalidRequest(f"the answer cannot be constrained: {_reason(fault)}", param="response_format")
+
+
+def subschemas(schema: object, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any] | bool]]:
+    """``schema`` and every schema in it, with the keys and indices that lead there."""
+    if isinstance(schema, bool):
+        yield place, schema
+    if not isinstance(schema, Mapping):
+        return
+    yield place, schema
+    for key, value in schema.items():
+        if key in _ALONE:
+            yield from subschemas(value, (*place, key))
+        elif key in _IN_MAPPINGS and isinstance(value, Mapping):
+            for name, each in value.items():
+                yield from subschemas(each, (*place, key, name))
+        elif key in _IN_LISTS and isinstance(value, list):
+            for index, each in enumerate(value):
+                yield from subschemas(each, (*place, key, index))
+
+
+def _place_in(text: JsonText, reason: str, fault_of: Callable[[ClientText], str]) -> Place:
+    root = text.schema if isinstance(text.schema, Mapping) else {}
+    shared = {key: root[key] for key in _SHARED if key in root}
+    deepest: Place = ()
+    for place, schema in islice(subschemas(text.schema), SUBSCHEMAS_LIMIT):
+        if len(place) <= len(deepest):
+            continue
+        alone = schema if isinstance(schema, bool) else {**shared, **schema}
+        if _reason(fault_of(JsonText(alone, text.origin, text.lenient))) == reason:
+            deepest = place
+    return deepest
+
+
+def _reason(fault: str) -> str:
+    """The line that says what is wrong, without the tokens that a grammar could have named."""
+    lines = [line.strip() for line in fault.splitlines()] or [""]
+    told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    told = _LARK_PLACE.sub("", told).partition("; following special tokens")[0]
+    return _REASONS.get(told, told)[:REASON_CHARACTERS]
+
+
+def _line(fault: str) -> str:
+    """Where in a grammar ``fault`` is."""
+    found = _LARK_PLACE.match(fault)
+    return f"line {found[1]}, column {found[2]}: " if found else ""
+
+
+def _path(place: Place) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+
+
+def _invalid(where: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{where}: {reason}", param=where)
+
+
+def _values(value: object, name: str) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if key == name:
+                yield each
+            yield from _values(each, name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _values(each, name)
+
+
+def _multiple(value: object) -> int:
+    """``value`` without its decimal point."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    digits = re.sub(
+        r"[^0-9]", "", f"{abs(value):f}".rstrip("0") if isinstance(value, float) else str(abs(value))
+    )
+    return int(digits[:12] or "0")

@@ -1,0 +1,183 @@
+"""Grammars to allowed tokens: what is taken, where it ends, and what is said of those that cannot be compiled."""
+
+import pytest
+from toy_family import ToyCodec
+
+from darkbloom_core.contracts import (
+    AnyText,
+    ControlToken,
+    Exactly,
+    InOrder,
+    JsonText,
+    LarkText,
+    OneOf,
+    RegexText,
+    Repeated,
+)
+from darkbloom_core.errors import GenerationFailed, InvalidRequest
+from darkbloom_core.grammar import GrammarCompiler
+
+END, OPEN, CLOSE, UNKNOWN = 256, 257, 258, 259
+ENDS = ControlToken(END)
+
+
+class ByteCodec(ToyCodec):
+    """Token ``n`` below 256 is the byte ``n``; two tokens more stand for several bytes; one id stands for nothing."""
+
+    vocab_size = 262
+    control_ids = frozenset({END, OPEN, CLOSE})
+
+    def token_bytes(self, token):
+        return bytes([token]) if token < 256 else {260: b'{"', 261: "é".encode()}.get(token, b"")
+
+    def encode_text(self, text):
+        return tuple(text.encode())
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return GrammarCompiler(ByteCodec())
+
+
+def allowed(constraint):
+    mask = constraint.allowed()
+    return {token for token in range(len(mask) * 8) if mask[token // 8] >> token % 8 & 1}
+
+
+def taken(compiler, grammar, *pieces):
+    """How many of the tokens are taken, and whether the output is complete after them."""
+    constraint, tokens = compiler.compile(grammar).constraint(), []
+    for piece in pieces:
+        tokens += list(piece.encode()) if isinstance(piece, str) else [piece]
+    for count, token in enumerate(tokens):
+        if token not in allowed(constraint):
+            return count, constraint.complete
+        constraint.accept(token)
+    return len(tokens), constraint.complete
+
+
+PERSON = JsonText(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_pattern": "nonsense"},
+    },
+    "schema",
+)
+GOOD = [
+    (InOrder((Exactly('a"\\é\n/<'), ENDS)), ['a"\\é\n/<', END]),
+    (InOrder((AnyText(), ENDS)), ["any 日 text\n", END]),
+    (InOrder((AnyText(), ENDS)), [END]),
+    (InOrder((PERSON, ENDS)), ['{"name": "Ann",\n "age":31}', END]),
+    (InOrder((PERSON, ENDS)), [260, 'name":"é","age":0 }', END]),
+    (InOrder((JsonText({"type": "object"}, ""), ENDS)), ['{"a": [1, null, {"b": true}]}', END]),
+    (InOrder((RegexText(r"a/b\d+", ""), ENDS)), ["a/b12", END]),
+    (InOrder((RegexText(r"a\/\\/b", ""), ENDS)), ["a/\\/b", END]),
+    (InOrder((RegexText("a\nb*", ""), ENDS)), ["a\nbb", END]),
+    (InOrder((LarkText('start: x+\nx: "ab" | Y\nY: /c+/', ""), ENDS)), ["abccab", END]),
+    (OneOf((InOrder((Exactly("ab"), ENDS)), InOrder((JsonText({"type": "integer"}, ""), ENDS)))), ["-7", END]),
+    (InOrder((Repeated(InOrder((ControlToken(OPEN), AnyText(), ControlToken(CLOSE)))), Exactly("x"), ENDS)),
+     [OPEN, "hm", CLOSE, OPEN, CLOSE, "x", END]),
+    (InOrder((Repeated(ControlToken(OPEN), 1, 2), ENDS)), [OPEN, OPEN, END]),
+    (InOrder((Exactly("n:"), JsonText({"type": "number"}, ""), Exactly("}"), ENDS)), ["n:12.5}", END]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("grammar", "output"), GOOD, ids=range(len(GOOD)))
+def test_what_fits_is_taken_to_its_end_and_nothing_after_it(compiler, grammar, output):
+    count = sum(len(piece.encode()) if isinstance(piece, str) else 1 for piece in output)
+    assert taken(compiler, grammar, *output) == (count, True)
+
+
+BAD = [
+    (InOrder((AnyText(), ENDS)), ["a", OPEN], 1),
+    (InOrder((AnyText(), ENDS)), [0xC3, END], 1),
+    (InOrder((PERSON, ENDS)), [' {"'], 0),
+    (InOrder((PERSON, ENDS)), ['{"name": 1'], 9),
+    (InOrder((PERSON, ENDS)), ['{"age"'], 2),
+    (InOrder((PERSON, ENDS)), ['{"name": "Ann", "age": -1'], 23),
+    (InOrder((PERSON, ENDS)), ['{"name": "Ann"', END], 14),
+    (InOrder((PERSON, ENDS)), ["{" + " " * 100], 65),
+    (InOrder((RegexText("ab", ""), ENDS)), ["ab" * 2], 2),
+    (InOrder((Repeated(ControlToken(OPEN), 1, 2), ENDS)), [OPEN] * 3, 2),
+    (InOrder((AnyText(), ENDS)), [UNKNOWN], 0),
+]
+
+
+@pytest.mark.parametrize(("grammar", "output", "count"), BAD, ids=range(len(BAD)))
+def test_what_does_not_fit_is_not_taken(compiler, grammar, output, count):
+    assert taken(compiler, grammar, *output) == (count, False)
+
+
+def test_outputs_of_one_grammar_know_nothing_of_each_other(compiler):
+    compiled = compiler.compile(InOrder((Exactly("ab"), ENDS)))
+    one, other = compiled.constraint(), compiled.constraint()
+    one.accept(ord("a"))
+    assert (allowed(one), allowed(other)) == ({ord("b")}, {ord("a")})
+    with pytest.raises(GenerationFailed):
+        other.accept(ord("x"))
+    assert allowed(one) == {ord("b")}
+
+
+def chain(length):
+    rules = "\n".join(f"r{index}: r{index + 1}" for index in range(length))
+    return f'start: r0\n{rules}\nr{length}: "a"'
+
+
+NESTED = {"type": "object", "properties": {"a": {"anyOf": [{"type": "integer"}, {"not": {}}]}}}
+FAULTS = [
+    (JsonText({"type": "objekt"}, "f"), "f", "Invalid type"),
+    (JsonText(NESTED, "f"), "f.properties.a.anyOf[1]", "Unimplemented keys"),
+    (JsonText({"type": "array", "items": {"type": "string", "pattern": "(?=x)"}}, "f"), "f.items", "look-ahead"),
+    (JsonText({"$ref": "#/$defs/q", "$defs": {"q": {"type": "string", "format": "zip"}}}, "f"), "f.$defs.q",
+     "Unknown format"),
+    (JsonText({"type": "string", "minLength": 5, "maxLength": 2}, "f"), "f", "Unsatisfiable"),
+    (JsonText({"$ref": "#"}, "f"), "f", "nothing can be written"),
+    (JsonText({"type": "integer", "multipleOf": 1000003}, "f"), "f", "multipleOf is too large"),
+    (JsonText({"enum": ["x" * 300_000]}, "f"), "f", "more than"),
+    (LarkText("start: foo", "f"), "f", "line 1, column 8: unknown name"),
+    (LarkText('start: "a"\n  x y: (', "f"), "f", "line 2"),
+    (LarkText('start: start "a"', "f"), "f", "nothing can be written"),
+    (LarkText("start: %json {}", "f"), "f", "%json is not supported"),
+    (LarkText("start: " + '"a" ' * 20_000, "f"), "f", "longer than"),
+    (RegexText("a(", "f"), "f", "unclosed group"),
+    (RegexText("a" * 70_000, "f"), "f", "longer than"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "param", "reason"), FAULTS, ids=range(len(FAULTS)))
+def test_what_cannot_be_compiled_is_refused_with_its_place(compiler, text, param, reason):
+    sound = JsonText({"type": "integer"}, "sound")
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        compiler.compile(InOrder((sound, Exactly(" "), text, ENDS)))
+    assert caught.value.param == param
+    assert len(caught.value.message) < 400
+
+
+def test_what_cannot_be_enforced_is_ignored_if_that_is_wanted(compiler):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "zip"}}, "required": ["a"]}
+    grammar = InOrder((JsonText(schema, "", lenient=True), ENDS))
+    assert taken(compiler, grammar, '{"a": "x"}', END) == (11, True)
+
+
+def test_a_grammar_that_refers_thousands_of_rules_deep_does_no_harm(compiler):
+    """The compiler recurses: on a usual stack a few hundred of these end the process."""
+    assert taken(compiler, InOrder((LarkText(chain(3000), ""), ENDS)), "a", END) == (2, True)
+    deep = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(3000)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**deep, "d3000": {"type": "integer"}}}
+    assert taken(compiler, InOrder((JsonText(schema, ""), ENDS)), "7", END) == (2, True)
+
+
+def test_a_grammar_that_grows_too_complex_is_the_requests_fault(compiler):
+    grammar = LarkText('start: "b" x\nx: "a"{100000000} | "c"', "")
+    constraint = compiler.compile(grammar).constraint()
+
+    def write(letters):
+        for letter in letters:
+            constraint.allowed()
+            constraint.accept(letter)
+
+    with pytest.raises(InvalidRequest, match="too complex"):
+        write(b"baaa")

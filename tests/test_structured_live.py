@@ -1,0 +1,164 @@
+"""Structured output through the real server, the demo checkpoints and the ``openai`` client: the JSON is right."""
+
+import json
+from typing import Literal
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+MODELS = ["demo/gpt-oss", "demo/gemma4"]
+ANN = "Give me JSON with the keys name and age: Ann is 31 years old."
+WEATHER = "What is the weather in Paris?"
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "The city name"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def tool(name, **function):
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Get the current weather in a city.",
+            "parameters": CITY,
+            **function,
+        },
+    }
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+@pytest.fixture(scope="module")
+def client(live_server):
+    with openai.OpenAI(base_url=f"{live_server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def asked(model, question, **fields):
+    messages = [{"role": "user", "content": question}]
+    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 200, **fields}
+
+
+def answer(client, model, question, **fields):
+    """The one choice, whole; a stream of the same request folds to the same message."""
+    whole = client.chat.completions.create(**asked(model, question, **fields)).choices[0]
+    texts: dict[str, str] = {"content": "", "arguments": ""}
+    for chunk in client.chat.completions.create(**asked(model, question, **fields), stream=True):
+        delta = chunk.choices[0].delta
+        texts["content"] += delta.content or ""
+        texts["arguments"] += "".join(call.function.arguments for call in delta.tool_calls or ())
+    assert texts["content"] == (whole.message.content or "")
+    assert texts["arguments"] == "".join(call.function.arguments for call in whole.message.tool_calls or ())
+    return whole
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_parsed_answer_is_the_object_that_was_meant(client, model) -> None:
+    parsed = client.chat.completions.parse(**asked(model, ANN, response_format=Person)).choices[0]
+    assert parsed.message.parsed == Person(name="Ann", age=31)
+    assert parsed.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_any_json_object_is_one(client, model) -> None:
+    choice = answer(client, model, ANN, response_format={"type": "json_object"})
+    assert json.loads(choice.message.content) == {"name": "Ann", "age": 31}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_whatever_is_asked_the_schema_holds(client, model, temperature) -> None:
+    class Mood(pydantic.BaseModel):
+        mood: Literal["good", "bad"]
+        score: Literal[1, 2, 3]
+
+    schema = {"name": "mood", "strict": True, "schema": Mood.model_json_schema()}
+    for seed in range(3):
+        fields = {"seed": seed, "temperature": temperature}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        Mood.model_validate_json(answer(client, model, "Hello!", **fields).message.content)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_grammar_binds_the_answer_and_leaves_thoughts_free(client, model) -> None:
+    for grammar in ({"syntax": "lark", "definition": 'start: "Paris" | "London"'},
+                    {"syntax": "regex", "definition": "Par(is|ma)"}):  # fmt: skip
+        fields = {"response_format": {"type": "grammar", "grammar": grammar}, "reasoning_effort": "low"}
+        choice = answer(client, model, "What is the capital of France?", **fields)
+        assert choice.message.content == "Paris"
+        assert choice.finish_reason == "stop"
+        assert "capital" in choice.message.reasoning_content
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_tool_is_called_if_it_must_be_with_arguments_that_fit(client, model, strict) -> None:
+    tools = [tool("get_weather", strict=strict), tool("get_time", strict=strict)]
+    for choice, name in (
+        ("required", "get_weather"),
+        ({"type": "function", "function": {"name": "get_time"}}, "get_time"),
+    ):
+        found = answer(client, model, WEATHER, tools=tools, tool_choice=choice)
+        (call,) = found.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == (name, {"city": "Paris"})
+        assert found.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_strict_tools_leave_the_model_free_not_to_call(client, model) -> None:
+    tools = [tool("get_weather", strict=True)]
+    assert answer(client, model, "What is 12 + 30?", tools=tools).message.content == "12 + 30 = 42"
+    (call,) = answer(client, model, WEATHER, tools=tools).message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_constrained_request_joins_and_leaves_plain_ones(client, model) -> None:
+    """The mask stays with its row: neighbours get what they get alone."""
+    plain = asked(model, "Count from 3 to 9.", stream=True, max_tokens=120)
+    first = client.chat.completions.create(**plain)
+    text = next(iter(first)).choices[0].delta.content or ""
+    parsed = (
+        client.chat.completions.parse(**asked(model, ANN, response_format=Person)).choices[0].message.parsed
+    )
+    text += "".join(chunk.choices[0].delta.content or "" for chunk in first)
+    assert (parsed, text) == (Person(name="Ann", age=31), "3, 4, 5, 6, 7, 8, 9")
+
+
+BAD = [
+    ({"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {
+        "type": "object", "properties": {"a": {"type": "array", "items": {"type": "objekt"}}}}}},
+     "response_format.json_schema.schema.properties.a.items"),
+    ({"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: x"}}, "response_format.grammar.definition"),
+    ({"type": "grammar", "grammar": {"syntax": "regex", "definition": "a("}}, "response_format.grammar.definition"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("response_format", "param"), BAD, ids=["schema", "lark", "regex"])
+def test_what_cannot_be_compiled_is_400_and_says_where(
+    live_server, model, stream, response_format, param
+) -> None:
+    body = asked(model, "Hello!", response_format=response_format, stream=stream)
+    found = httpx.post(f"{live_server.url}/v1/chat/completions", json=body, timeout=30)
+    error = found.json()["error"]
+    assert (found.status_code, error["code"], error["param"]) == (400, "invalid_value", param)
+    live_server.wait_until_idle(2)
+
+
+def test_a_strict_tool_that_cannot_be_compiled_is_400_and_says_where(live_server) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "string", "format": "zip"}}}
+    for model in MODELS:
+        body = asked(model, "Hello!", tools=[tool("ok"), tool("f", parameters=bad, strict=True)])
+        found = httpx.post(f"{live_server.url}/v1/chat/completions", json=body, timeout=30)
+        assert found.status_code == 400
+        assert found.json()["error"]["param"] == "tools[1].function.parameters.properties.a"
