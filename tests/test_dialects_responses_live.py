@@ -150,7 +150,7 @@ BAD = [
     ({"previous_response_id": "resp_none"}, 400, "invalid_value", "previous_response_id"),
     ({"input": "word " * 140_000}, 400, "context_length_exceeded", "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}, 400,
-     "invalid_value", "input[0].content[0]"),
+     "invalid_value", "input[0].content[0].image_url"),
 ]  # fmt: skip
 
 

@@ -8,8 +8,10 @@ import pytest
 from darkbloom_core.contracts import AnswerFormat, JsonText, LarkText, RegexText, TextPart, Tool, ToolCall
 from darkbloom_core.engine import SamplingParams
 from darkbloom_core.errors import InvalidRequest
+from darkbloom_core.media import MediaSource
 from darkbloom_core.server._bodies import ChatCompletionBody, CompletionBody, read_json
 from darkbloom_core.server._convert import COMPLETION_DEFAULT_TOKENS, chat_request, completion_request
+from darkbloom_core.server._requests import AskedMedia
 
 TODAY = date(2026, 1, 2)
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
@@ -50,8 +52,30 @@ def test_only_an_assistant_may_say_nothing(role) -> None:
     assert refused(chat, [{"role": role, "tool_call_id": "1", "content": None}]) == "messages[0].content"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_image", "video_url", "input_audio", "file"])
-def test_media_is_refused_by_its_name(kind) -> None:
+@pytest.mark.parametrize("kind", ["image_url", "video_url"])
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_pictures_and_videos_are_taken_in_their_place_with_the_field_they_came_in(kind, role) -> None:
+    for given, field in (({"url": "data:,"}, f"{kind}.url"), ("data:,", kind)):
+        content = [{"type": "text", "text": "a"}, {"type": kind, kind: given}, {"type": "text", "text": "b"}]
+        first, media, last = message_of({"role": role, "tool_call_id": "1", "content": content}).content
+        assert (first, last) == (TextPart("a"), TextPart("b"))
+        assert isinstance(media, AskedMedia)
+        assert media.source == MediaSource(kind[:5], "data:,", f"messages[0].content[1].{field}")
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url"])
+def test_only_users_and_tools_may_show_anything(kind) -> None:
+    for role in ("system", "developer", "assistant"):
+        with pytest.raises(InvalidRequest, match=f"role {role} cannot hold") as caught:
+            chat([{"role": role, "content": [{"type": kind, kind: {"url": "data:,"}}]}])
+        assert caught.value.param == "messages[0].content[0]"
+    assert refused(chat, [{"role": "user", "content": [{"type": kind}]}]) == f"messages[0].content[0].{kind}"
+    odd = {"type": kind, kind: {"link": "data:,"}}
+    assert refused(chat, [{"role": "user", "content": [odd]}]) == f"messages[0].content[0].{kind}.url"
+
+
+@pytest.mark.parametrize("kind", ["image", "input_image", "video", "input_video", "input_audio", "file"])
+def test_other_media_are_refused_by_their_name(kind) -> None:
     message = {
         "role": "user",
         "content": [{"type": "text", "text": "a"}, {"type": kind, kind: {"url": "data:,"}}],

@@ -171,7 +171,7 @@ BAD = [
     ({"messages": [{"role": "user", "content": "word " * 140_000}]}, 400, "context_length_exceeded", "messages"),
     ({"max_tokens": 10_000_000}, 400, "context_length_exceeded", "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, 400,
-     "invalid_value", "messages[0].content[0]"),
+     "invalid_value", "messages[0].content[0].image_url.url"),
 ]  # fmt: skip
 
 

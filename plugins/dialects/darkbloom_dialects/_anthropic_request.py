@@ -24,7 +24,7 @@ from darkbloom_dialects._anthropic_bodies import (
     ToolBody,
     Turn,
 )
-from darkbloom_dialects._bodies import distinct_tools, image_part, refuse, required, unknown_part
+from darkbloom_dialects._bodies import distinct_tools, image_part, may_show, refuse, required, unknown_part
 
 MEDIUM_BUDGET_TOKENS = 4096
 HIGH_BUDGET_TOKENS = 16384
@@ -203,18 +203,21 @@ def _parts(text: str) -> tuple[Part, ...]:
 def _part(block: Block, where: str, role: str) -> Part:
     if block.type != "image":
         return TextPart(_text(block, where))
+    may_show(role, where)
     where = f"{where}.source"
     source: ImageSource = required(block.source, where)
     if source.type == "base64":
         data: str = required(source.data, f"{where}.data")
         kind: str = required(source.media_type, f"{where}.media_type")
-        return image_part(f"data:{kind};base64,{data}", where, role)
+        return image_part(f"data:{kind};base64,{data}", where)
     if source.type == "url":
-        return image_part(required(source.url, f"{where}.url"), where, role)
+        return image_part(required(source.url, f"{where}.url"), f"{where}.url")
     raise InvalidRequest(f"{where}.type: only base64 is supported", param=f"{where}.type")
 
 
 def _text(block: Block, where: str) -> str:
+    if block.type == "image":  # users' and tools' are no text
+        may_show("system", where)
     if block.type != "text":
         raise unknown_part(block.type, where)
     text: str = required(block.text, f"{where}.text")

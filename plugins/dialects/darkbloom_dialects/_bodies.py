@@ -47,10 +47,14 @@ def required(value: Any, where: str) -> Any:
     return value
 
 
-def image_part(uri: str, where: str, role: str) -> AskedMedia:
-    """A picture in a message of ``role``; only users and tools may show any."""
+def may_show(role: str, where: str) -> None:
+    """Refuse a picture at ``where`` in a message of ``role``; only users and tools may show any."""
     if role not in ("user", "tool"):
         raise InvalidRequest(f"{where}: a message of the role {role} cannot hold images", param=where)
+
+
+def image_part(uri: str, where: str) -> AskedMedia:
+    """A picture whose data: URI came in the field ``where``."""
     return asked_media("image", uri, where)
 
 

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from darkbloom_core.contracts import Chat, Message, Part, TextPart, Tool, ToolCall, ToolChoice
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server import AnswerRequest, SamplingOverrides
-from darkbloom_dialects._bodies import distinct_tools, image_part, refuse, required, unknown_part
+from darkbloom_dialects._bodies import distinct_tools, image_part, may_show, refuse, required, unknown_part
 from darkbloom_dialects._responses_bodies import ContentPart, InputItem, NamedToolChoice, ResponsesBody
 
 MAX_NOTES = 16
@@ -205,10 +205,11 @@ def _content(content: str | Sequence[ContentPart], where: str, role: str) -> tup
 
 def _part(part: ContentPart, where: str, role: str) -> Part:
     if part.type == "input_image":
+        may_show(role, where)
         if part.file_id is not None:
             raise InvalidRequest(f"{where}.file_id: not supported; send image_url", param=f"{where}.file_id")
         where = f"{where}.image_url"
-        return image_part(required(part.image_url, where), where, role)
+        return image_part(required(part.image_url, where), where)
     if part.type == "refusal":
         return TextPart(required(part.refusal, f"{where}.refusal"))
     if part.type not in _TEXTS:

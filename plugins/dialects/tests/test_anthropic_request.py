@@ -9,6 +9,7 @@ from darkbloom_dialects._anthropic_request import asked_message
 
 from darkbloom_core.contracts import TextPart, Tool, ToolCall
 from darkbloom_core.errors import InvalidRequest
+from darkbloom_core.media import MediaSource
 from darkbloom_core.server import read_json
 
 TODAY = date(2026, 1, 2)
@@ -113,7 +114,26 @@ def test_thinking_is_an_effort_and_whether_it_is_shown(fields, effort, shows) ->
     assert (it.request.source.reasoning_effort, it.shows_thinking) == (effort, shows)
 
 
-IMAGE = {"type": "image", "source": {"type": "base64", "data": "", "media_type": "image/png"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "QUJD", "media_type": "image/png"}}
+
+
+def shown(**source):
+    return {"role": "user", "content": [{"type": "image", "source": source}]}
+
+
+def test_images_of_users_and_of_tools_keep_their_place_and_name_their_field() -> None:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [text("a"), IMAGE, text("b")]}
+    link = {"type": "image", "source": {"type": "url", "url": "data:,x"}}
+    content = [text("see"), IMAGE, text("and"), result, link, text("?")]
+    first, tool, last = chat([{"role": "user", "content": content}]).messages
+    assert [part if isinstance(part, TextPart) else part.source for part in first.content] == [
+        TextPart("see"),
+        MediaSource("image", "data:image/png;base64,QUJD", "messages[0].content[1].source"),
+        TextPart("and"),
+    ]
+    assert (tool.role, tool.text) == ("tool", "a\nb")
+    assert tool.content[1].source.where == "messages[0].content[3].content[1].source"
+    assert last.content[0].source == MediaSource("image", "data:,x", "messages[0].content[4].source.url")
 
 
 @pytest.mark.parametrize(
@@ -125,16 +145,18 @@ IMAGE = {"type": "image", "source": {"type": "base64", "data": "", "media_type":
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "assistant", "content": [IMAGE]}, *HELLO]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
+        ({"messages": [shown(type="base64", data="")]}, "messages[0].content[0].source.media_type"),
+        ({"messages": [shown(type="base64", media_type="image/png")]}, "messages[0].content[0].source.data"),
+        ({"messages": [shown(type="url")]}, "messages[0].content[0].source.url"),
+        ({"messages": [shown(type="file", file_id="x")]}, "messages[0].content[0].source.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "odd"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": 5}]}]},
             "messages[0].content[0].content",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}]}]},
-            "messages[0].content[0].content[0]",
         ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f"}]}, *HELLO]},

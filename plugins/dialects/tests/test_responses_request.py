@@ -7,8 +7,9 @@ import pytest
 from darkbloom_dialects._responses_bodies import InputItem, ResponsesBody
 from darkbloom_dialects._responses_request import asked_response, output_items
 
-from darkbloom_core.contracts import Tool, ToolCall
+from darkbloom_core.contracts import TextPart, Tool, ToolCall
 from darkbloom_core.errors import InvalidRequest
+from darkbloom_core.media import MediaSource
 from darkbloom_core.server import read_json
 
 TODAY = date(2026, 1, 2)
@@ -104,7 +105,21 @@ def test_tools_and_how_they_may_be_used() -> None:
         assert (it.parallel_tool_calls, it.reasoning_effort) == (False, "low")
 
 
-IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
+def shown(role, **fields):
+    return [{"role": role, "content": [{"type": "input_image", "detail": "auto", **fields}]}]
+
+
+def test_images_of_users_and_of_tools_keep_their_place_and_name_their_field() -> None:
+    image = {"type": "input_image", "image_url": "data:,x"}
+    user_content = [{"type": "input_text", "text": "see"}, image, {"type": "input_text", "text": "?"}]
+    items = [{"role": "user", "content": user_content}, call("1"), output("1", [image])]
+    first, _, tool = chat(items).messages
+    assert [part if isinstance(part, TextPart) else part.source for part in first.content] == [
+        TextPart("see"),
+        MediaSource("image", "data:,x", "input[0].content[1].image_url"),
+        TextPart("?"),
+    ]
+    assert [part.source.where for part in tool.content] == ["input[2].output[0].image_url"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +130,11 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data
         ({"input": [{}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
-        ({"input": IMAGE}, "input[0].content[0]"),
+        ({"input": shown("system", image_url="data:,")}, "input[0].content[0]"),
+        ({"input": shown("assistant", image_url="data:,")}, "input[0].content[0]"),
+        ({"input": shown("user")}, "input[0].content[0].image_url"),
+        ({"input": shown("user", file_id="x")}, "input[0].content[0].file_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"type": "odd"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
