@@ -229,6 +229,32 @@ def test_a_client_that_asks_for_no_limit_gets_what_fits(tiny) -> None:
     assert 64 <= finished(tiny).max_tokens < 600
 
 
+def test_capacity_is_the_worst_case_that_was_promised_and_what_admission_goes_by(tiny) -> None:
+    def capacity():
+        answer = httpx.get(f"{tiny.url}/v1/capacity").json()
+        assert (answer["object"], answer["status"]) == ("capacity", "ready")
+        (slot,) = answer["slots"]
+        return slot
+
+    idle, slot = capacity(), tiny.slots.get("toy")
+    assert (idle["model"], idle["activity"], idle["running"], idle["waiting"]) == ("toy", "idle", 0, 0)
+    assert (idle["max_rows"], idle["committed_tokens"], idle["active_tokens"]) == (2, 0, 0)
+    assert idle["kv_bytes_per_token"] == slot.description.kv_bytes_per_token > 0
+    assert idle["token_budget"] == (slot.grant_bytes - slot.slab_bytes) // idle["kv_bytes_per_token"] > 0
+    assert idle["load_seconds"] > 0
+    held = [open_request(tiny, body("toy", max_tokens=100)) for _ in range(3)]
+    wait_for(lambda: (capacity()["running"], capacity()["waiting"]) == (2, 1))
+    busy = capacity()
+    assert (busy["activity"], busy["committed_tokens"]) == ("running", 3 * (11 + 100))
+    assert busy["token_budget"] == idle["token_budget"]
+    for connection in held:
+        connection.close()
+    tiny.wait_until_idle(2)
+    assert post(tiny, model="toy", max_tokens=5).status_code == 200
+    assert capacity()["decode_rate"] > 0
+    assert capacity()["committed_tokens"] == 0
+
+
 # --- health -----------------------------------------------------------------------------
 
 

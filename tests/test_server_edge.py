@@ -5,6 +5,7 @@ import json
 import socket
 
 import httpx
+import openai
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -23,7 +24,7 @@ def http_client(toy_server):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/", "/v2/models", "/v1/embeddings"]
+    "path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/", "/v2/models", "/v1/embedding"]
 )
 def test_an_unknown_route_is_404_in_the_common_shape(http_client, path) -> None:
     answer = http_client.post(path, json={})
@@ -46,6 +47,18 @@ def test_a_wrong_method_is_405_and_says_which_are_right(http_client, method, pat
     assert answer.status_code == 405
     assert answer.json()["error"]["code"] == "method_not_allowed"
     assert allowed in answer.headers["allow"]
+
+
+def test_embeddings_are_501_and_clients_do_not_try_again(toy_server) -> None:
+    toy_server.sink.take()
+    with (
+        openai.OpenAI(base_url=f"{toy_server.url}/v1", api_key="none", max_retries=2) as client,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        client.embeddings.create(model="toy/plain", input="hello")
+    assert (caught.value.status_code, caught.value.code) == (501, "not_implemented")
+    assert "no embeddings" in caught.value.message
+    assert toy_server.sink.take(RequestRefused) == [RequestRefused(status=501, error_code="not_implemented")]
 
 
 def test_an_id_comes_back(http_client) -> None:

@@ -23,6 +23,7 @@ TABLE = {
     "NoSlotFree": (503, "service_unavailable_error", "no_slot_free"),
     "ModelNotReady": (503, "service_unavailable_error", "model_not_ready"),
     "Draining": (503, "service_unavailable_error", "draining"),
+    "NotOffered": (501, "server_error", "not_implemented"),
     "GenerationFailed": (500, "server_error", "generation_failed"),
     "DeadlineExceeded": (504, "server_error", "deadline_exceeded"),
 }
@@ -49,6 +50,7 @@ def test_every_leaf_has_its_status_type_and_code(kind) -> None:
 def test_only_what_can_be_retried_says_when() -> None:
     assert error_answer(errors.QueueFull("full", retry_after_seconds=7)).headers == {"retry-after": "7"}
     assert error_answer(errors.InvalidRequest("bad", param="n")).headers == {}
+    assert error_answer(errors.NotOffered("no")).headers == {"x-should-retry": "false"}
     assert error_answer(errors.InvalidRequest("bad", param="n")).param == "n"
 
 

@@ -21,6 +21,7 @@
     │   │   └── NoSlotFree              503 no_slot_free
     │   ├── ModelNotReady               503 model_not_ready
     │   └── Draining                    503 draining
+    ├── NotOffered                      501 not_implemented
     ├── GenerationFailed                500 generation_failed
     ├── DeadlineExceeded                504 deadline_exceeded
     └── SetupError                      exit code 2 of the command line
@@ -50,6 +51,7 @@ from darkbloom_core.errors._tree import (
     ModelNotReady,
     NeverFits,
     NoSlotFree,
+    NotOffered,
     PluginError,
     QueueFull,
     RequestCancelled,
@@ -79,6 +81,7 @@ __all__ = [
     "ModelNotReady",
     "NeverFits",
     "NoSlotFree",
+    "NotOffered",
     "PluginError",
     "QueueFull",
     "RequestCancelled",

@@ -138,6 +138,13 @@ class Draining(Unavailable):
     code = "draining"
 
 
+class NotOffered(DarkbloomError):
+    """A part of the API that this server does not have."""
+
+    status = 501
+    code = "not_implemented"
+
+
 class GenerationFailed(DarkbloomError):
     """A step of the engine raised; the sequences in it end with this."""
 

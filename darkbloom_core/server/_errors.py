@@ -17,6 +17,7 @@ from darkbloom_core.errors import (
     DarkbloomError,
     InvalidRequest,
     MethodNotAllowed,
+    NotOffered,
     QueueFull,
     RequestError,
     RouteNotFound,
@@ -73,6 +74,8 @@ def error_answer(error: BaseException) -> ErrorAnswer:
         error = DarkbloomError("an internal error occurred; the server's log says more")
     if isinstance(error, Unavailable):
         headers["retry-after"] = str(error.retry_after_seconds)
+    if isinstance(error, NotOffered):
+        headers["x-should-retry"] = "false"  # the usual clients repeat whatever has a status from 500 on
     return ErrorAnswer(
         status=error.status,
         message=_bounded(error.message),

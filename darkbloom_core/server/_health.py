@@ -1,9 +1,10 @@
-"""Health: whether the process answers, and whether it would serve a request now."""
+"""Health: whether the process answers, whether it would serve a request now, and how much more it could take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -22,7 +23,7 @@ SinkFailures = Callable[[], Mapping[str, int]]
 def health_routes(
     service: GenerationService, plugin_reports: PluginReports, sink_failures: SinkFailures
 ) -> list[BaseRoute]:
-    """``/health/live`` and ``/health/ready``."""
+    """``/health/live``, ``/health/ready`` and ``/v1/capacity``."""
 
     async def live(_: Request) -> JSONResponse:
         return JSONResponse({"status": "live"})
@@ -31,26 +32,32 @@ def health_routes(
         body = readiness(service, plugin_reports(), sink_failures())
         return JSONResponse(body, status_code=200 if body["status"] == "ready" else 503)
 
+    async def capacity(_: Request) -> JSONResponse:
+        slots = [asdict(slot) for slot in service.slots.capacity()]
+        return JSONResponse({"object": "capacity", "status": server_status(service), "slots": slots})
+
     return [
         Route("/health/live", live, methods=["GET"]),
         Route("/health/ready", ready, methods=["GET"]),
+        Route("/v1/capacity", capacity, methods=["GET"]),
     ]
+
+
+def server_status(service: GenerationService) -> Literal["ready", "not ready", "draining"]:
+    """Ready means that at least one slot serves and its engine makes progress, or that all models wait to be asked for."""
+    slots = service.slots.slots()
+    serving = any(slot.state == "serving" and slot.engine.status().healthy for slot in slots)
+    serving = serving or bool(service.slots.known() and not slots)
+    return "draining" if service.draining else "ready" if serving else "not ready"
 
 
 def readiness(
     service: GenerationService, plugins: Sequence[PluginReport], sink_failures: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Ready means that at least one slot serves and its engine makes progress, or that all models wait to be asked for.
-
-    Plugins and sinks appear only if they failed.
-    """
-    slots = [_slot_body(slot) for slot in service.slots.slots()]
-    serving = any(slot["state"] == "serving" and slot["healthy"] for slot in slots)
-    serving = serving or bool(service.slots.known() and not slots)
-    status = "draining" if service.draining else "ready" if serving else "not ready"
+    """The status, the slots, and what failed: plugins and sinks appear only if they did."""
     return {
-        "status": status,
-        "slots": slots,
+        "status": server_status(service),
+        "slots": [_slot_body(slot) for slot in service.slots.slots()],
         "failed_plugins": [
             {
                 "name": report.name,

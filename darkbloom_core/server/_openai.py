@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API: chat completions, text completions and models."""
+"""The routes of OpenAI's API: chat completions, text completions and models; embeddings are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from datetime import date
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from darkbloom_core.errors import DarkbloomError
+from darkbloom_core.errors import DarkbloomError, NotOffered
 from darkbloom_core.server._answer import AnswerWriter, ChatPieces, Pieces, TextPieces
 from darkbloom_core.server._bodies import ChatCompletionBody, CompletionBody, read_json
 from darkbloom_core.server._context import ClientWatch, request_context
@@ -48,6 +48,7 @@ def openai_routes(service: GenerationService) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", text, methods=["POST"]),
+        Route("/v1/embeddings", _embeddings, methods=["POST"]),
         Route("/v1/models", _list_models(service), methods=["GET"]),
         Route("/v1/models/{name:path}", _one_model(service), methods=["GET"]),
     ]
@@ -110,6 +111,10 @@ async def send_stream(send: Send, generation: Generation, writer: AnswerWriter) 
 async def _send_part(send: Send, data: bytes) -> None:
     if data:
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _embeddings(_: Request) -> NoReturn:
+    raise NotOffered("this server makes no embeddings: its models answer /v1/chat/completions")
 
 
 def _list_models(service: GenerationService) -> Callable[[Request], Any]:
