@@ -22,8 +22,8 @@ from darkbloom_core.contracts import (
     RegexText,
 )
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-"""Between JSON's own characters. It has an end, since some models would write space for ever."""
+WHITESPACE = r"\x20|\x0A[\x20\x09]{0,64}"
+"""Between JSON's own characters: a space, or a new line and its indentation. Some models would write space for ever."""
 
 _ANY_TEXT = r"/(.|\n)*/"
 
