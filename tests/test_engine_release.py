@@ -9,9 +9,13 @@ import gc
 import weakref
 
 import mlx.core as mx
+import psutil
 import pytest
 from toy_engine import is_empty, request, start, wait_for
-from toy_family import ToyModel, full, window
+from toy_family import ToyCodec, ToyModel, full, window
+
+from darkbloom_core.engine import Engine, EngineOptions, _streams
+from darkbloom_core.errors import CapacityExhausted
 
 GRANT = 1 << 21
 MODES = {
@@ -82,3 +86,82 @@ def test_a_failed_step_keeps_nothing_even_if_its_log_record_is_kept(caplog):
     finally:
         gc.enable()
         engine.close()
+
+
+def threads() -> int:
+    return psutil.Process().num_threads()
+
+
+def loads_and_fails() -> None:
+    engine = Engine("toy", ToyCodec(), lambda: 1 / 0, EngineOptions())
+    with pytest.raises(ZeroDivisionError):
+        engine.load_model()
+
+
+def warms_up_and_fails() -> None:
+    with pytest.raises(RuntimeError, match="this length fails"):
+        start(ToyModel([full()], fail_on=16))
+
+
+def gets_too_little() -> None:
+    with pytest.raises(CapacityExhausted):
+        start(ToyModel([window(8)]), grant=1)
+
+
+def is_closed_before_it_starts() -> None:
+    model = ToyModel([full()])
+    engine = Engine("toy", ToyCodec(), lambda: model, EngineOptions())
+    engine.load_model()
+    engine.close()
+
+
+def serves() -> None:
+    engine = start(ToyModel([full()]), grant=GRANT)
+    list(engine.submit(request("a", [1, 2, 3], 3)))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "life", [loads_and_fails, warms_up_and_fails, gets_too_little, is_closed_before_it_starts, serves]
+)
+def test_an_engine_leaves_no_thread_and_gives_its_stream_to_the_next(life):
+    life()
+    before, free = threads(), list(_streams._free)
+    for _ in range(3):
+        life()
+    assert sorted(map(str, _streams._free)) == sorted(map(str, free))  # once each
+    wait_for(lambda: threads() <= before)
+
+
+def test_engines_at_the_same_time_have_streams_of_their_own():
+    engines = [start(ToyModel([full()]), grant=GRANT) for _ in range(3)]
+    free = list(map(str, _streams._free))
+    for engine in engines:
+        engine.close()
+    given = list(map(str, _streams._free))
+    assert len(given) == len(set(given)) == len(free) + 3
+
+
+def test_an_engine_that_gets_no_stream_says_so(monkeypatch):
+    def none(device):
+        raise RuntimeError("no thread can be started")
+
+    monkeypatch.setattr(_streams, "_free", [])
+    monkeypatch.setattr(mx, "new_thread_unsafe_stream", none)
+    engine = Engine("toy", ToyCodec(), lambda: ToyModel([full()]), EngineOptions())
+    with pytest.raises(RuntimeError, match="no thread can be started"):
+        engine.load_model()
+    assert not engine.alive
+
+
+def test_a_stream_whose_work_did_not_end_well_is_not_used_again(monkeypatch):
+    serves()
+    free = list(_streams._free)
+    engine = start(ToyModel([full()]), grant=GRANT)
+
+    def fails():
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(mx, "synchronize", fails)
+    assert engine.close()
+    assert len(_streams._free) == len(free) - 1

@@ -29,7 +29,7 @@ from darkbloom_core.engine._reuse import Reuse
 from darkbloom_core.engine._sampling import SampledRow
 from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.engine._stream import OutputStream
-from darkbloom_core.engine._streams import give_stream, take_stream
+from darkbloom_core.engine._streams import own_stream
 from darkbloom_core.engine._text import TextPipeline
 from darkbloom_core.engine._warmup import Choices
 from darkbloom_core.errors import (
@@ -274,40 +274,51 @@ class Engine:
     # --- the engine's thread ------------------------------------------------------
 
     def _main(self) -> None:
-        stream = take_stream()
         try:
-            model = self._load()
-            self._load = _loaded_before  # a loader may hold on to weights
-            self._model, self._description, self._weight_bytes = model, model.description, model.weight_bytes
-            self._loaded.set()
-            self._granted.wait()
-            if not self._desk.closing:
-                self._serve(model)
-        except BaseException as fault:  # handed to whoever waits for the load or the start
-            if self._ready.is_set() or not isinstance(fault, DarkbloomError):
-                # as text: a log that keeps the exception would keep its frames, and they the weights
-                log.error(
-                    "the engine of %s failed:\n%s", self._name, "".join(traceback.format_exception(fault))
-                )
-            self._fault = without_frames(fault)
+            with own_stream():
+                try:
+                    self._load_and_serve()
+                except BaseException as fault:  # handed to whoever waits for the load or the start
+                    self._note(fault)
+                finally:
+                    self._let_go()
+        except BaseException as fault:  # there is no stream, or the device failed at the end
+            self._note(fault)
         finally:
-            died = self._fault is not None
-            end_all(self._desk, self._share, GenerationFailed("the engine stopped") if died else None)
-            is_alive = _reference(self._model)
-            # the last references: weights and KV go here
-            model = self._model = self._loop = None  # type: ignore[assignment]
-            self._share.allocated = lambda: 0
-            if self._pictures is not None:
-                self._pictures.close()
-            if is_alive() is not None:
-                gc.collect()  # parts of some models refer to each other in circles
-            mx.synchronize()
-            mx.clear_cache()
-            mx.clear_streams()
-            give_stream(stream)
             self._share.close()
             self._loaded.set()
             self._ready.set()
+
+    def _load_and_serve(self) -> None:
+        model = self._load()
+        self._load = _loaded_before  # a loader may hold on to weights
+        self._model, self._description, self._weight_bytes = model, model.description, model.weight_bytes
+        self._loaded.set()
+        self._granted.wait()
+        if not self._desk.closing:
+            self._serve(model)
+
+    def _note(self, fault: BaseException) -> None:
+        """Keep the first fault; the log has those that nobody waits for, or that are no answer to anybody."""
+        if self._ready.is_set() or not isinstance(fault, DarkbloomError):
+            # as text: a log that keeps the exception would keep its frames, and they the weights
+            log.error("the engine of %s failed:\n%s", self._name, "".join(traceback.format_exception(fault)))
+        self._fault = self._fault or without_frames(fault)
+
+    def _let_go(self) -> None:
+        """The last references: weights and KV go here."""
+        died = self._fault is not None
+        end_all(self._desk, self._share, GenerationFailed("the engine stopped") if died else None)
+        is_alive = _reference(self._model)
+        self._model = self._loop = None
+        self._share.allocated = lambda: 0
+        if self._pictures is not None:
+            self._pictures.close()
+        if is_alive() is not None:
+            gc.collect()  # parts of some models refer to each other in circles
+        mx.synchronize()
+        mx.clear_cache()
+        mx.clear_streams()
 
     def _serve(self, model: LoadedModel) -> None:
         parts = build(self._name, model, self._share, self._options)
