@@ -9,6 +9,8 @@ import numpy as np
 from media_files import data_uri, picture_file, video_file
 from PIL import Image, ImageDraw
 
+MODEL = "demo/gemma4"
+
 COLOURS = {
     "red": (222, 32, 30), "green": (28, 150, 48), "blue": (36, 66, 220), "yellow": (242, 224, 40),
     "orange": (246, 138, 18), "purple": (120, 36, 168), "pink": (246, 150, 196), "cyan": (48, 214, 224),
@@ -119,3 +121,33 @@ def question(kind: str, seed: int) -> Question:
         for at in places
     ]
     return Question(kind, f"Which way does the {shape} move?", f"The {shape} moves {way}.", (clip(frames),))
+
+
+def openai_content(asked: Question) -> list[dict]:
+    """The parts of a user's message in the shape of OpenAI's chat completions."""
+    kind = "video_url" if asked.is_video else "image_url"
+    return [*({"type": kind, kind: {"url": uri}} for uri in asked.uris), {"type": "text", "text": asked.text}]
+
+
+def anthropic_image(uri: str) -> dict:
+    """A block of Anthropic's Messages API for the picture of a data: URI."""
+    head, data = uri.split(",", 1)
+    media_type = head.removeprefix("data:").removesuffix(";base64")
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
+def ask_openai(client, asked: Question, model: str = MODEL) -> str:
+    """What the model answers at temperature 0."""
+    messages = [{"role": "user", "content": openai_content(asked)}]
+    answer = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=60)
+    return answer.choices[0].message.content
+
+
+def ask_anthropic(client, asked: Question, model: str = MODEL) -> str:
+    """What the model answers to a question about pictures at temperature 0."""
+    blocks = [*map(anthropic_image, asked.uris), {"type": "text", "text": asked.text}]
+    messages = [{"role": "user", "content": blocks}]
+    message = client.messages.create(
+        model=model, messages=messages, max_tokens=60, extra_body={"temperature": 0}
+    )
+    return message.content[0].text
