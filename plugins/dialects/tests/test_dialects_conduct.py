@@ -1,5 +1,6 @@
 """How both dialects behave on a real server when something goes wrong, and what becomes of responses."""
 
+import contextlib
 import json
 import threading
 
@@ -92,14 +93,31 @@ def test_a_fault_in_the_middle_is_the_last_event_of_a_stream_and_500_of_a_whole_
         assert told[-1]["response"]["error"]["code"] == "generation_failed"
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", ASK)
-def test_a_client_that_hangs_up_frees_its_place(client, dialect_server, path) -> None:
-    fields = {**ASK[path], "model": "toy/slow", LIMIT[path]: 3000, "stream": True}
-    with client.stream("POST", path, json=fields) as answer:
+def test_a_client_that_hangs_up_frees_its_place(client, dialect_server, path, stream) -> None:
+    fields = {**ASK[path], "model": "toy/slow", LIMIT[path]: 3000, "stream": stream}
+    patience = httpx.Timeout(20, read=0.2)
+    with (
+        contextlib.suppress(httpx.ReadTimeout),
+        client.stream("POST", path, json=fields, timeout=patience) as answer,
+    ):
         next(answer.iter_lines())
     dialect_server.wait_until_idle(5)
     (finished,) = dialect_server.sink.take(RequestFinished)
-    assert (finished.status, finished.streamed) == (499, True)
+    assert (finished.status, finished.streamed) == (499, stream)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", ASK)
+def test_a_prompt_over_the_context_names_both_numbers_before_a_stream_begins(client, path, stream) -> None:
+    said = "messages" if path == "/v1/messages" else "input"
+    fields = {**ASK[path], said: [{"role": "user", "content": "X" * 5000}], "stream": stream}
+    answer = client.post(path, json=fields)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "5006" in message
+    assert "4096" in message
 
 
 @pytest.mark.parametrize("path", ASK)

@@ -64,6 +64,7 @@ def test_analysis_is_reasoning_and_final_is_content():
         "<|channel|>analysis to=functions.get_weather code",
         "<|channel|>commentary to=get_weather <|constrain|>json",
         "assistant to=functions.get_weather<|channel|>commentary<|constrain|>json",
+        "<|channel|>analysis<|message|><|end|><|start|>assistant to=functions.get_weather<|channel|>commentary <|constrain|>json",
     ],
 )
 def test_a_recipient_in_the_role_or_the_channel_makes_a_tool_call(header):
@@ -110,6 +111,8 @@ def test_commentary_without_a_recipient_is_shown_before_the_answer():
         ("<|channel|>final<|message|>a<|end|><|start|>user<|message|>b", "a\nuser\nb", "text without a message header"),
         ("<|channel|>commentary to=python<|message|>1+1", "1+1", "call of a tool that was not offered"),
         ("<|channel|>commentary to=functions.<|message|>1", "1", "call of a tool that was not offered"),
+        ("<|channel|>commentary to=web-browsing<|message|>{}<|call|>", "{}", "call of a tool that was not offered"),
+        ("<|channel|>\u2013\u2013commentary<|message|>Hi<|end|>", "\u2013\u2013commentary\nHi", "text without a message header"),
         ("<|channel|>final<|channel|>final<|message|>a", "a", "repeated header section"),
         ("<|start|>assistant<|start|>assistant<|channel|>final<|message|>a", "a", "message without a body"),
     ],
@@ -138,6 +141,24 @@ def test_a_recipient_without_end_is_shown_and_not_held_for_ever():
 def test_arguments_that_are_not_json_are_named_after_the_call():
     folded = parse(pieces("<|channel|>commentary to=functions.get_weather<|message|>{city<|call|>"))
     assert folded == [ToolCallDelta(0, "get_weather", "{city"), Malformed("tool arguments are not JSON")]
+
+
+def test_the_name_of_a_function_may_have_a_hyphen_and_a_dot():
+    for name in ("web-browsing", "web.open"):
+        call = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}<|call|>"
+        assert parse(pieces(call), frozenset({name})) == [ToolCallDelta(0, name, "{}")]
+
+
+def test_two_outputs_share_nothing():
+    one, other = HarmonyParser(NAMES, TOOLS), HarmonyParser(NAMES, TOOLS)
+    call = pieces('<|channel|>commentary to=functions.get_weather<|message|>{"city": "Oslo"}')
+    said = pieces("<|channel|>final<|message|>Hello there, you.")
+    deltas = {id(one): [], id(other): []}
+    for pair in zip(call, [*said, *[""] * len(call)], strict=False):
+        for parser, piece in zip((one, other), pair, strict=True):
+            deltas[id(parser)] += parser.control(piece) if isinstance(piece, int) else parser.text(piece)
+    assert fold(deltas[id(one)]) == [ToolCallDelta(0, "get_weather", '{"city": "Oslo"}')]
+    assert fold(deltas[id(other)]) == [ContentDelta("Hello there, you.")]
 
 
 def test_without_tools_a_call_is_shown_as_text():
