@@ -50,6 +50,7 @@ def test_models_are_listed_and_found_by_names_with_slashes(client) -> None:
     ]
     model = client.models.retrieve("toy/plain")
     assert (model.id, model.object, model.owned_by) == ("toy/plain", "model", "toy")
+    assert model.modalities == ["text"]
 
 
 def test_an_unknown_model_is_404_everywhere(http, client) -> None:

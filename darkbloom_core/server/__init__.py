@@ -1,6 +1,6 @@
 """HTTP: OpenAI chat, completions and models; health; server-sent events; one table from errors to answers."""
 
-from darkbloom_core.server._app import create_app, generation_service, telemetry_sinks
+from darkbloom_core.server._app import create_app, generation_service, plugin_reports, telemetry_sinks
 from darkbloom_core.server._bodies import read_json
 from darkbloom_core.server._context import ClientWatch, RequestContext, request_context
 from darkbloom_core.server._errors import ErrorAnswer, error_answer
@@ -23,6 +23,7 @@ __all__ = [
     "create_app",
     "error_answer",
     "generation_service",
+    "plugin_reports",
     "read_json",
     "request_context",
     "serve",

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from darkbloom_core.contracts import TelemetrySink
+from darkbloom_core.plugins import PluginReport
 from darkbloom_core.server._edge import Edge
 from darkbloom_core.server._generation import GenerationService
 from darkbloom_core.server._health import PluginReports, health_routes
@@ -52,6 +53,7 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.generation_service = service
     app.state.telemetry_sinks = emitter.sinks
+    app.state.plugin_reports = plugin_reports
     return app
 
 
@@ -66,6 +68,11 @@ def telemetry_sinks(app: Starlette) -> tuple[TelemetrySink, ...]:
     """The sinks of the server that ``app`` is, so that a plugin's route finds the plugin's own sink."""
     sinks: tuple[TelemetrySink, ...] = app.state.telemetry_sinks
     return sinks
+
+
+def plugin_reports(app: Starlette) -> tuple[PluginReport, ...]:
+    """What became of each installed plugin, as it is now, in the process that serves ``app``."""
+    return tuple(app.state.plugin_reports())
 
 
 async def _leave_to_the_edge(request: Request, error: Exception) -> NoReturn:

@@ -133,11 +133,12 @@ def _one_model(service: GenerationService) -> Callable[[Request], Any]:
 
 
 def model_body(model: KnownModel) -> dict[str, Any]:
-    """A model in the shape of OpenAI's API, and how long its context is."""
+    """A model in the shape of OpenAI's API, how long its context is, and what it reads."""
     return {
         "id": model.name,
         "object": "model",
         "created": model.created_unix_seconds,
         "owned_by": model.description.family,
         "context_length": model.description.context_tokens,
+        "modalities": sorted(model.description.modalities),
     }
