@@ -213,9 +213,12 @@ def serve(process_environment, tmp_path):
 
 
 class LiveServer:
-    """The real server in this process, with both demo checkpoints and the dialects; ``sink`` keeps the telemetry events."""
+    """The real server in this process, with both demo checkpoints, the dialects and the web page.
 
-    def __init__(self):
+    ``sink`` keeps the telemetry events, ``tables`` are further settings.
+    """
+
+    def __init__(self, **tables):
         from at_rest import AtRest
         from toy_server import RecordingSink
 
@@ -225,7 +228,7 @@ class LiveServer:
         from darkbloom_core.slots import SlotManager
         from darkbloom_core.telemetry import SinkEmitter
 
-        settings = Settings(server=ServerSettings(route_plugins=("dialects",)))
+        settings = Settings(server=ServerSettings(route_plugins=("dialects", "webui")), **tables)
         plugins, self.sink = load_plugins(), RecordingSink()
         self._emitter = SinkEmitter([self.sink])
         self._slots = SlotManager(settings, plugins.family_for, self._emitter)
@@ -255,4 +258,13 @@ class LiveServer:
 def live_server():
     """One real server for all tests, on a free port, serving ``demo/gpt-oss`` and ``demo/gemma4``."""
     with LiveServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def quick_server():
+    """Like ``live_server``, for tests that do not mind how the engine works: nothing is measured while it warms up."""
+    from darkbloom_core.settings import EngineSettings
+
+    with LiveServer(engine=EngineSettings(chain="always", pack="never")) as server:
         yield server

@@ -151,6 +151,7 @@ class ToyServer:
         sinks=(),
         plugin_routes=(),
         plugin_reports=tuple,
+        family=ToyFamily,
         **tables,
     ):
         self.settings = Settings(
@@ -158,7 +159,7 @@ class ToyServer:
         )
         self.sink = RecordingSink()
         self.emitter = SinkEmitter([self.sink, *sinks])
-        self.slots = SlotManager(self.settings, lambda config: ToyFamily(), self.emitter)
+        self.slots = SlotManager(self.settings, lambda config: family(), self.emitter)
         self.app = create_app(self.slots, self.settings, self.emitter, plugin_routes, plugin_reports)
         for name, config in models.items():
             path = folder / name.replace("/", "-")

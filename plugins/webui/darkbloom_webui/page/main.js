@@ -16,7 +16,12 @@ function showView() {
     else link.removeAttribute('aria-current');
   }
   showServer(server);
-  if (!server) byId('message').focus({ preventScroll: true });
+}
+
+/** Begin where the view begins; on a screen without a pointer not in a field, which would bring up its keyboard. */
+function focusView() {
+  if (!byId('server').hidden) byId('server').querySelector('h1').focus();
+  else if (window.matchMedia('(hover: hover)').matches) byId('message').focus({ preventScroll: true });
 }
 
 startOptions(() => {
@@ -25,5 +30,9 @@ startOptions(() => {
 });
 startChat(enterKey);
 loadModels();
-window.addEventListener('hashchange', showView);
+window.addEventListener('hashchange', () => {
+  showView();
+  focusView();
+});
 showView();
+focusView();

@@ -25,7 +25,7 @@ async function refresh() {
   ]);
   showFault([models, readiness].find((each) => each instanceof Error));
   if (models instanceof Error) return;
-  const ready = readiness instanceof Error ? { status: 'unknown', slots: [] } : readiness;
+  const ready = { status: 'unknown', slots: [], ...(readiness instanceof Error ? {} : readiness) };
   const shares = capacity instanceof Error ? [] : (capacity.slots ?? []);
   draw('server-state', [stateText(ready, models.data.length)]);
   draw('memory', memoryOf(shares));
@@ -103,8 +103,8 @@ function slotCard(model, slot, share) {
     ['Context', `${count(model.context_length)} tokens`],
     slot && ['Requests', `${slot.running} running, ${slot.waiting} waiting`],
     share?.max_rows && ['At once', `up to ${share.max_rows}`],
-    share?.decode_rate && ['Writes', `${count(share.decode_rate)} tokens/s`],
-    share?.prefill_rate && ['Reads', `${count(share.prefill_rate)} tokens/s`],
+    share?.decode_rate && ['Decode', `${count(share.decode_rate)} tokens/s`],
+    share?.prefill_rate && ['Prefill', `${count(share.prefill_rate)} tokens/s`],
     share?.load_seconds && ['Loaded in', `${share.load_seconds.toPrecision(2)} s`],
   ];
   return el('li', { class: 'card' },

@@ -138,6 +138,6 @@ function figuresOf({ usage, firstMilliseconds, milliseconds }) {
   }
   if (firstMilliseconds !== null) figures.push(`first after ${seconds(firstMilliseconds)}`);
   const cached = usage.prompt_tokens_details?.cached_tokens;
-  figures.push(`prompt of ${count(usage.prompt_tokens)}${cached ? `, ${count(cached)} of them cached` : ''}`);
+  figures.push(`${count(usage.prompt_tokens)} in the prompt${cached ? `, ${count(cached)} of them cached` : ''}`);
   return figures.join(' · ');
 }
