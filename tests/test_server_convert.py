@@ -128,7 +128,9 @@ def test_reasoning_of_past_turns_is_kept() -> None:
 
 def test_tools_and_choices() -> None:
     asked = chat(tools=[TOOL]).source
-    assert asked.tools == (Tool(name="lookup", parameters={"type": "object"}),)
+    assert asked.tools == (
+        Tool(name="lookup", parameters={"type": "object"}, origin="tools[0].function.parameters"),
+    )
     assert (asked.tool_choice, asked.named_tool, asked.parallel_tool_calls) == ("auto", None, True)
     assert chat(tools=[TOOL], tool_choice="none").source.tool_choice == "none"
     assert chat(tools=[TOOL], parallel_tool_calls=False).source.parallel_tool_calls is False

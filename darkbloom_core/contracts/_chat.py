@@ -60,12 +60,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may call. ``parameters`` is a JSON schema."""
+    """A function that the model may call. ``parameters`` is a JSON schema.
+
+    ``origin`` is the field of the request that the schema came in, for errors.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
+    origin: str = "tools"
 
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
@@ -104,8 +108,7 @@ class Chat:
 
     def arguments_of(self, tool: Tool) -> JsonText:
         """What the arguments of a call of ``tool`` must be: its schema, as far as can be if it is not strict."""
-        origin = f"tools[{self.tools.index(tool)}].function.parameters"
-        return JsonText({"type": "object", **tool.parameters}, origin, lenient=not tool.strict)
+        return JsonText({"type": "object", **tool.parameters}, tool.origin, lenient=not tool.strict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ _LIMITS = llguidance.LLParserLimits(
 )
 """An output's matcher takes at most about 40 MB, and a step of it a few milliseconds."""
 
+_TOO_COMPLEX = ("limit", "too many", "max is", "fuel")
+"""Words of the errors of a matcher that has passed ``_LIMITS``."""
+
 Result = TypeVar("Result")
 
 _compiling = threading.Semaphore(COMPILATIONS_AT_ONCE)
@@ -52,7 +55,7 @@ class GrammarCompiler:
         fault = _fault(matcher) or next(filter(None, (_fault(self._matcher(text)) for text in texts)), "")
         if fault:
             raise find_fault(texts, fault, lambda text: _fault(self._matcher(text)))
-        return CompiledGrammar(matcher, self._codec.vocab_size)
+        return CompiledGrammar(matcher, self._codec.vocab_size, texts[0].origin if texts else None)
 
     def _matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
         return llguidance.LLMatcher(self._vocabulary(), lark_sources(grammar), log_level=0, limits=_LIMITS)
@@ -66,29 +69,31 @@ class GrammarCompiler:
 
 
 class CompiledGrammar:
-    """What the outputs of one request must be."""
+    """What the outputs of one request must be. ``origin`` is the field that says so, if a client does."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, origin: str | None) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._origin = origin
 
     def constraint(self) -> MatcherConstraint:
         """For one output, from its beginning."""
-        return MatcherConstraint(self._matcher.deep_copy(), self._vocab_size)
+        return MatcherConstraint(self._matcher.deep_copy(), self._vocab_size, self._origin)
 
 
 class MatcherConstraint:
     """Implements ``contracts.TokenConstraint``."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, origin: str | None) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._origin = origin
         self.complete = False
 
     def allowed(self) -> bytes:
         mask = bytearray(self._matcher.compute_bitmask())
         if self._matcher.is_error():
-            raise _too_complex(self._matcher.get_error())
+            raise self._fault()
         mask[self._vocab_size // 8] &= ~(
             1 << self._vocab_size % 8
         )  # the end that grammars spell out themselves
@@ -96,8 +101,15 @@ class MatcherConstraint:
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            raise _too_complex(self._matcher.get_error())
+            raise self._fault()
         self.complete = self._matcher.is_stopped()
+
+    def _fault(self) -> InvalidRequest | GenerationFailed:
+        error = self._matcher.get_error()
+        if any(word in error for word in _TOO_COMPLEX):
+            where = "" if self._origin is None else f"{self._origin}: "
+            return InvalidRequest(f"{where}the grammar or schema is too complex", param=self._origin)
+        return GenerationFailed("the output left its grammar")
 
 
 class _Vocabulary:
@@ -121,12 +133,6 @@ def _fault(matcher: llguidance.LLMatcher) -> str:
     if not matcher.is_error() and not any(matcher.compute_bitmask()):
         return "nothing can be written that fits it"
     return matcher.get_error()
-
-
-def _too_complex(error: str) -> InvalidRequest | GenerationFailed:
-    if "limit" in error or "too many" in error or "max is" in error or "fuel" in error:
-        return InvalidRequest("the grammar or schema is too complex", param="response_format")
-    return GenerationFailed("the output left its grammar")
 
 
 def _with_deep_stack(call: Callable[[], Result]) -> Result:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -56,7 +56,7 @@ def check_bounds(text: ClientText) -> None:
 
 
 def find_fault(
-    texts: Iterable[ClientText], fault: str, fault_of: Callable[[ClientText], str]
+    texts: Sequence[ClientText], fault: str, fault_of: Callable[[ClientText], str]
 ) -> InvalidRequest:
     """The error that says which of ``texts`` is to blame for ``fault``, and where in it."""
     for text in texts:
@@ -66,7 +66,8 @@ def find_fault(
             place = _place_in(text, reason, fault_of) if isinstance(text, JsonText) else ()
             line = _line(own) if isinstance(text, LarkText) else ""
             return _invalid(text.origin + _path(place), line + reason)
-    return InvalidRequest(f"the answer cannot be constrained: {_reason(fault)}", param="response_format")
+    where = ", ".join(dict.fromkeys(text.origin for text in texts))
+    return _invalid(where, f"cannot be used together: {_reason(fault)}")
 
 
 def subschemas(schema: object, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any] | bool]]:

@@ -191,6 +191,7 @@ def _tools(entries: list[ToolEntry]) -> tuple[Tool, ...]:
             description=function.description or "",
             parameters=function.parameters or {},
             strict=function.strict is True,
+            origin=f"tools[{index}].function.parameters",
         )
     return tuple(tools.values())
 

@@ -364,8 +364,8 @@ async def _compiled(request: AnswerRequest, slot: Slot) -> CompiledGrammar | Non
     if grammar is not None:
         return await asyncio.to_thread(slot.grammars.compile, grammar)
     if chat.answer is not None:
-        message = "response_format: this model cannot be kept to a format"
-        raise InvalidRequest(message, param="response_format")
+        where = chat.answer.text.origin
+        raise InvalidRequest(f"{where}: this model cannot be kept to a format", param=where)
     if chat.tool_choice == "required":
         raise InvalidRequest("tool_choice: this model cannot be made to call a tool", param="tool_choice")
     return None

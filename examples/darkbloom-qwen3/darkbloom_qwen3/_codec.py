@@ -66,7 +66,8 @@ class Qwen3Codec:
     def grammar(self, chat: Chat) -> Grammar | None:
         """Nothing but free answers so far, so whatever would need more is refused."""
         if chat.answer is not None:
-            raise InvalidRequest("response_format: this model answers in free text", param="response_format")
+            where = chat.answer.text.origin
+            raise InvalidRequest(f"{where}: this model answers in free text", param=where)
         return None
 
     def parser(self, chat: Chat) -> OutputParser:

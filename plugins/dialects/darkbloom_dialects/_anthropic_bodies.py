@@ -51,6 +51,7 @@ class ToolBody(Body):
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolChoiceBody(Body):
@@ -64,9 +65,14 @@ class ThinkingBody(Body):
     budget_tokens: int | None = Field(None, ge=1)
 
 
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
 class OutputConfig(Body):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Any = None
+    format: OutputFormat | None = None
 
 
 class CountBody(Body):
@@ -79,7 +85,7 @@ class CountBody(Body):
     tool_choice: ToolChoiceBody | None = None
     thinking: ThinkingBody | None = None
     output_config: OutputConfig | None = None
-    output_format: Any = None
+    output_format: OutputFormat | None = None
     container: Any = None
     mcp_servers: Any = None
 

@@ -12,7 +12,17 @@ from datetime import date
 
 from pydantic import ValidationError
 
-from darkbloom_core.contracts import Chat, Message, Part, TextPart, Tool, ToolCall, ToolChoice
+from darkbloom_core.contracts import (
+    AnswerFormat,
+    Chat,
+    JsonText,
+    Message,
+    Part,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server import AnswerRequest, SamplingOverrides
 from darkbloom_dialects._anthropic_bodies import (
@@ -30,6 +40,8 @@ MEDIUM_BUDGET_TOKENS = 4096
 HIGH_BUDGET_TOKENS = 16384
 """A budget for thinking becomes a word, the only thing that families know: low below the first number, high from
 the second on."""
+
+_EFFORTS = {"xhigh": "high", "max": "high"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +67,7 @@ def asked_message(body: MessagesBody, today: date) -> AskedMessage:
 
 def asked_chat(body: CountBody, today: date) -> Chat:
     """The conversation that a body holds."""
-    refuse(body, "container", "mcp_servers", "output_format")
-    if body.output_config is not None and body.output_config.format is not None:
-        raise InvalidRequest("output_config.format: not supported", param="output_config.format")
+    refuse(body, "container", "mcp_servers")
     if body.messages[-1].role == "assistant":
         where = f"messages[{len(body.messages) - 1}]"
         raise InvalidRequest(
@@ -77,8 +87,20 @@ def asked_chat(body: CountBody, today: date) -> Chat:
         named_tool=named_tool,
         parallel_tool_calls=not one_by_one,
         reasoning_effort=_effort(body),
+        answer=_answer_format(body),
         today=today,
     )
+
+
+def _answer_format(body: CountBody) -> AnswerFormat | None:
+    """``output_format`` is what the field was called before ``output_config`` had it."""
+    if body.output_config is not None and body.output_config.format is not None:
+        where, asked = "output_config.format", body.output_config.format
+    elif body.output_format is not None:
+        where, asked = "output_format", body.output_format
+    else:
+        return None
+    return AnswerFormat(text=JsonText(asked.json_schema, f"{where}.schema"))
 
 
 def _thinks(body: CountBody) -> bool:
@@ -90,7 +112,7 @@ def _effort(body: CountBody) -> str | None:
     if not _thinks(body):
         return None
     if body.output_config is not None and body.output_config.effort is not None:
-        return "high" if body.output_config.effort == "max" else body.output_config.effort
+        return _EFFORTS.get(body.output_config.effort, body.output_config.effort)
     budget = body.thinking.budget_tokens if body.thinking is not None else None
     if budget is None:
         return "medium"
@@ -103,7 +125,13 @@ def _tool(tool: ToolBody, where: str) -> Tool:
     if tool.type not in (None, "custom"):
         raise InvalidRequest(f"{where}.type: only tools of the client are supported", param=f"{where}.type")
     schema = required(tool.input_schema, f"{where}.input_schema")
-    return Tool(name=tool.name, description=tool.description or "", parameters=schema)
+    return Tool(
+        name=tool.name,
+        description=tool.description or "",
+        parameters=schema,
+        strict=tool.strict is True,
+        origin=f"{where}.input_schema",
+    )
 
 
 def _tool_choice(body: CountBody, tools: tuple[Tool, ...]) -> tuple[ToolChoice, str | None]:

@@ -164,6 +164,11 @@ def _item_body(item: InputItem) -> dict[str, Any]:
     return {**item.model_dump(exclude_none=True), "status": "completed"}
 
 
+def _text_format(body: ResponsesBody) -> dict[str, Any]:
+    asked = None if body.text is None else body.text.format
+    return {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
+
+
 def _head(body: ResponsesBody, generation: Generation) -> dict[str, Any]:
     """What a response repeats of its request."""
     choice = body.tool_choice or "auto"
@@ -176,7 +181,7 @@ def _head(body: ResponsesBody, generation: Generation) -> dict[str, Any]:
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _text_format(body)},
         "max_output_tokens": body.max_output_tokens,
         "temperature": generation.sampling.temperature,
         "top_p": generation.sampling.top_p,

@@ -51,7 +51,13 @@ class ReasoningBody(Body):
 
 
 class TextFormat(Body):
-    type: Name
+    """``name``, ``description``, ``schema`` and ``strict`` belong to ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")] | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
 
 
 class TextBody(Body):

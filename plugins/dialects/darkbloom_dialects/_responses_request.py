@@ -15,7 +15,17 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from darkbloom_core.contracts import Chat, Message, Part, TextPart, Tool, ToolCall, ToolChoice
+from darkbloom_core.contracts import (
+    AnswerFormat,
+    Chat,
+    JsonText,
+    Message,
+    Part,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server import AnswerRequest, SamplingOverrides
 from darkbloom_dialects._bodies import distinct_tools, image_part, may_show, refuse, required, unknown_part
@@ -53,8 +63,9 @@ def asked_response(
             description=tool.description or "",
             parameters=tool.parameters or {},
             strict=tool.strict is True,
+            origin=f"tools[{index}].parameters",
         )
-        for tool in body.tools or ()
+        for index, tool in enumerate(body.tools or ())
     )
     tool_choice, named_tool = _tool_choice(body, tools)
     instructions = Message(role="system", content=_parts(body.instructions or ""))
@@ -69,6 +80,7 @@ def asked_response(
         named_tool=named_tool,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        answer=_answer_format(body),
         today=today,
     )
     request = AnswerRequest(
@@ -97,8 +109,6 @@ def output_items(output: Iterable[Mapping[str, Any]]) -> Iterator[InputItem]:
 
 def _refuse(body: ResponsesBody) -> None:
     refuse(body, "background", "conversation", "prompt", "top_logprobs")
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        raise InvalidRequest("text.format: only text is supported", param="text.format")
     for index, name in enumerate(body.include or ()):
         if name != "reasoning.encrypted_content":  # thoughts are there in the clear
             raise InvalidRequest(f"include[{index}]: not supported", param=f"include[{index}]")
@@ -106,6 +116,18 @@ def _refuse(body: ResponsesBody) -> None:
     if len(metadata) > MAX_NOTES or not all(map(_is_note, (*metadata, *metadata.values()))):
         message = f"metadata: should be up to {MAX_NOTES} texts of up to {MAX_NOTE_CHARACTERS} characters"
         raise InvalidRequest(message, param="metadata")
+
+
+def _answer_format(body: ResponsesBody) -> AnswerFormat | None:
+    asked = None if body.text is None else body.text.format
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return AnswerFormat(text=JsonText({"type": "object"}, "text.format"))
+    name: str = required(asked.name, "text.format.name")
+    schema = required(asked.json_schema, "text.format.schema")
+    text = JsonText(schema, "text.format.schema", lenient=asked.strict is not True)
+    return AnswerFormat(text=text, name=name, description=asked.description or "")
 
 
 def _is_note(value: Any) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from darkbloom_dialects._anthropic_bodies import MessagesBody
 from darkbloom_dialects._anthropic_request import asked_message
 
-from darkbloom_core.contracts import TextPart, Tool, ToolCall
+from darkbloom_core.contracts import AnswerFormat, JsonText, TextPart, Tool, ToolCall
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.media import MediaSource
 from darkbloom_core.server import read_json
@@ -92,7 +92,9 @@ def test_tools_and_how_they_may_be_used() -> None:
     ):
         it = chat(tools=tools, tool_choice=choice)
         assert (it.tool_choice, it.named_tool, it.parallel_tool_calls) == expected
-        assert it.tools == (Tool(name="f", description="d", parameters={"type": "object"}),)
+        schema, where = {"type": "object"}, "tools[0].input_schema"
+        assert it.tools == (Tool(name="f", description="d", parameters=schema, origin=where),)
+    assert [tool.strict for tool in chat(tools=[{**TOOL, "strict": True}]).tools] == [True]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,7 @@ def test_tools_and_how_they_may_be_used() -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 4096}}, "medium", True),
         ({"thinking": {"type": "enabled", "budget_tokens": 16384}}, "high", True),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low", True),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}}, "high", True),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "high", True),
     ],
     ids=str,
@@ -112,6 +115,18 @@ def test_tools_and_how_they_may_be_used() -> None:
 def test_thinking_is_an_effort_and_whether_it_is_shown(fields, effort, shows) -> None:
     it = asked(**fields)
     assert (it.request.source.reasoning_effort, it.shows_thinking) == (effort, shows)
+
+
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+def test_the_format_of_the_answer_is_taken_from_either_place() -> None:
+    for fields, origin in (
+        ({"output_config": {"format": FORMAT}}, "output_config.format.schema"),
+        ({"output_format": FORMAT}, "output_format.schema"),
+    ):
+        assert chat(**fields).answer == AnswerFormat(text=JsonText({"type": "object"}, origin))
+    assert chat(output_config={"effort": "low"}).answer is None
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "data": "QUJD", "media_type": "image/png"}}
@@ -171,13 +186,15 @@ def test_images_of_users_and_of_tools_keep_their_place_and_name_their_field() ->
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice.name"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"thinking": {"type": "perhaps"}}, "thinking.type"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"top_k": -1}, "top_k"),
         ({"temperature": 2.5}, "temperature"),
+        ({"output_config": {"format": {"type": "regex"}}}, "output_config.format.type"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
     ],
     ids=str,
 )  # fmt: skip

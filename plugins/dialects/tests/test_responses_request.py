@@ -7,7 +7,7 @@ import pytest
 from darkbloom_dialects._responses_bodies import InputItem, ResponsesBody
 from darkbloom_dialects._responses_request import asked_response, output_items
 
-from darkbloom_core.contracts import TextPart, Tool, ToolCall
+from darkbloom_core.contracts import AnswerFormat, JsonText, TextPart, Tool, ToolCall
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.media import MediaSource
 from darkbloom_core.server import read_json
@@ -101,8 +101,21 @@ def test_tools_and_how_they_may_be_used() -> None:
     ):
         it = chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, reasoning={"effort": "low"})
         assert (it.tool_choice, it.named_tool) == expected
-        assert it.tools == (Tool(name="f", description="d", parameters={"type": "object"}, strict=True),)
+        fields = {"parameters": {"type": "object"}, "strict": True, "origin": "tools[0].parameters"}
+        assert it.tools == (Tool(name="f", description="d", **fields),)
         assert (it.parallel_tool_calls, it.reasoning_effort) == (False, "low")
+
+
+def test_the_format_of_the_answer() -> None:
+    fields = {"name": "x", "schema": {"type": "object"}, "description": "d"}
+    for strict in (True, False):
+        answer = chat(text={"format": {"type": "json_schema", "strict": strict, **fields}}).answer
+        text = JsonText({"type": "object"}, "text.format.schema", lenient=not strict)
+        assert answer == AnswerFormat(text=text, name="x", description="d")
+    anything = JsonText({"type": "object"}, "text.format")
+    assert chat(text={"format": {"type": "json_object"}}).answer == AnswerFormat(text=anything)
+    for text in (None, {}, {"format": {"type": "text"}}, {"verbosity": "low"}):
+        assert chat(text=text).answer is None
 
 
 def shown(role, **fields):
@@ -151,7 +164,10 @@ def test_images_of_users_and_of_tools_keep_their_place_and_name_their_field() ->
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x y", "schema": {}}}}, "text.format.name"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"metadata": {"a": 1}}, "metadata"),
