@@ -20,6 +20,7 @@ ROOMS = {
     "plugins": {"contracts", "errors", "settings", "hookspecs"},
     "telemetry": {"contracts", "errors"},
     "checkpoint": {"contracts", "errors"},
+    "experts": set(),
     "memory": {"contracts", "errors"},
     "prefix": {"contracts", "errors", "memory"},
     "engine": {"contracts", "errors", "memory", "prefix"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from darkbloom_core.contracts import Device
 from darkbloom_core.errors import SetupError
 
@@ -24,7 +22,4 @@ def current_device() -> Device:
         return Device("metal")
     if not mx.cuda.is_available():
         return Device("cpu")
-    # MLX 0.32 records kernels in CUDA graphs without the edges from a read to a later write
-    # of the same buffer: on an H200 the same prompt then gave other logits from run to run.
-    os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
     return Device("cuda")

@@ -22,6 +22,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from darkbloom_core.contracts import Batch, Inputs, LayerCache, MediaEmbeddings, ModelDescription
+from darkbloom_core.experts import gated_experts
 from darkbloom_gemma4._config import ExpertsConfig, Gemma4Config, LayerConfig
 from darkbloom_gemma4._processor import Processor
 from darkbloom_gemma4._quantization import Scheme
@@ -127,7 +128,11 @@ class Experts(Module):
         )
 
     def __call__(self, x: mx.array, indices: mx.array, weights: mx.array) -> mx.array:
-        return (self.switch_glu(x, indices) * weights[..., None]).sum(-2)
+        """``x`` ``[B, L, H]``; ``indices`` and ``weights`` ``[B, L, chosen]``: ``[B, L, H]``."""
+        tokens, chosen = x.reshape(-1, x.shape[-1]), indices.reshape(-1, indices.shape[-1])
+        outputs = gated_experts(self.switch_glu, tokens, chosen).reshape(*indices.shape, -1)
+        mixed: mx.array = (outputs * weights[..., None]).sum(-2)
+        return mixed
 
 
 class DecoderLayer(Module):

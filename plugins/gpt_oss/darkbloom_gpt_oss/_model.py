@@ -1,4 +1,4 @@
-"""GPT-OSS in memory: mlx-lm's modules for norms, linear layers and experts, our own attention.
+"""GPT-OSS in memory: mlx-lm's modules for norms and linear layers, our own attention and choice of experts.
 
 Attention asks the cache to attend, so it knows neither positions nor masks nor storage.
 """
@@ -21,6 +21,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from darkbloom_core.checkpoint import TextTokenizer, Weights, read_stop_ids
 from darkbloom_core.contracts import Batch, Inputs, MediaEmbeddings, ModelDescription, Placement, Progress
 from darkbloom_gpt_oss._config import Format, GptOssConfig
+from darkbloom_gpt_oss._experts import mix_experts
 from darkbloom_gpt_oss._weights import LoadedWeights, load_weights
 
 STOP_TOKENS = ("<|return|>", "<|call|>", "<|endoftext|>")
@@ -121,7 +122,7 @@ class LoadedGptOss:
         for index in range(first, last):
             layer = self._model.model.layers[index]
             hidden = hidden + self._attend(index, layer.input_layernorm(hidden), batch)
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            hidden = hidden + mix_experts(layer.mlp, layer.post_attention_layernorm(hidden))
         return (hidden,)
 
     def logits(self, hidden: mx.array) -> mx.array:
