@@ -20,7 +20,6 @@ ROOMS = {
     "plugins": {"contracts", "errors", "settings", "hookspecs"},
     "telemetry": {"contracts", "errors"},
     "checkpoint": {"contracts", "errors"},
-    "experts": set(),
     "memory": {"contracts", "errors"},
     "prefix": {"contracts", "errors", "memory"},
     "engine": {"contracts", "errors", "memory", "prefix"},
@@ -38,6 +37,7 @@ ROOMS = {
         "contracts", "errors", "settings", "hookspecs", "plugins", "telemetry", "checkpoint", "memory", "prefix", "engine",
         "grammar", "slots", "media", "server",
     },
+    "experts": set(),
 }  # fmt: skip
 """A room, and the rooms that it may import. docs/architecture.md has the same table, with reasons."""
 
