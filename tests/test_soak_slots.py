@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 
 import mlx.core as mx
 import psutil
@@ -21,7 +20,7 @@ from darkbloom_core.telemetry import SinkEmitter
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 SETTLED = 5
-"""The cycle after which memory must not grow any more."""
+"""The cycle from which on memory must not grow any more."""
 
 GROWTH = 1.03
 
@@ -52,6 +51,7 @@ def test_memory_comes_back_after_every_cycle_of_two_models() -> None:
     mx.clear_cache()
     active_before = mx.get_active_memory()
     resident: list[int] = []
+    threads: list[int] = []
     try:
         for cycle in range(cycles):
             name, path = models[cycle % len(models)]
@@ -60,13 +60,16 @@ def test_memory_comes_back_after_every_cycle_of_two_models() -> None:
             gc.collect()
             assert mx.get_active_memory() <= active_before, f"cycle {cycle} left arrays behind"
             resident.append(process.memory_info().rss)
+            threads.append(process.num_threads())
     finally:
         slots.close()
-    settled, last = resident[SETTLED - 1], resident[-1]
+    pair = len(models)  # each has its own size: like is compared with like
+    settled, last = max(resident[SETTLED - 1 : SETTLED - 1 + pair]), max(resident[-pair:])
     keep(
         "slots-load-unload",
-        f"{cycles} cycles; resident {settled / 2**20:.0f} MiB after {SETTLED}, {last / 2**20:.0f} at the end "
-        f"{curve(resident[:: max(1, cycles // 40)])}",
-        {"cycles": cycles, "resident_bytes": json.loads(json.dumps(resident))},
+        f"{cycles} cycles; resident {settled / 2**20:.1f} MiB after {SETTLED}, {last / 2**20:.1f} at the end, "
+        f"{threads[SETTLED - 1]} threads and {threads[-1]} {curve(resident[:: max(pair, cycles // 40 // pair * pair)])}",
+        {"cycles": cycles, "resident_bytes": resident, "threads": threads},
     )
     assert last <= GROWTH * settled, (settled, last)
+    assert threads[-1] <= threads[SETTLED - 1], threads
