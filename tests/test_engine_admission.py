@@ -70,6 +70,31 @@ def test_what_is_reserved_is_never_less_than_what_the_layers_hold(layers, tokens
     )
 
 
+@given(
+    layers=st.lists(
+        st.sampled_from([full(), window(8), window(300), recurrent(), full(kv_heads=4, k_dim=16)]),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_admission_and_description_have_one_rate_and_it_is_the_slope_beyond_every_window(layers):
+    description, blocks = describe(layers), 4 * GROWTH_TOKENS
+    rate = description.kv_bytes_per_token
+    assert row_bytes(layers, 1024 + blocks) - row_bytes(layers, 1024) == rate * blocks
+    assert description.kv_bytes(1024 + 100) - description.kv_bytes(1024) == rate * 100
+
+
+def test_what_a_row_allocates_grows_by_the_described_rate():
+    layers = [window(8), full(), full(source=1), full(kv_heads=1), window(300)]
+    store = KvStore(layers, 1)
+    row = store.open_row(1, 2048)
+    allocated = []
+    for held in (1024, 2048):
+        store.make_room(row, held)
+        allocated.append(store.allocated_bytes)
+    assert allocated[1] - allocated[0] == 1024 * describe(layers).kv_bytes_per_token
+
+
 @pytest.mark.parametrize("tokens", [1, 255, 256, 257, 1000])
 def test_a_row_never_allocates_more_than_it_reserved(tokens):
     layers = [window(8), full(), full(source=1), full(kv_heads=1)]

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from toy_machine import GIB, ToyMachine, ask
 
+from darkbloom_core.contracts import EngineSample, LedgerStuck, ReservationDropped
 from darkbloom_core.engine import Engine
 from darkbloom_core.errors import (
     CheckpointError,
@@ -201,6 +202,61 @@ def test_a_load_that_fails_at_any_step_leaves_nothing_and_the_others_exact_grant
     assert [slot.name for slot in toy.slots.slots()] == ["first", "second"]
     assert toy.states("third")[-1] == "failed"
     assert [slot.state for slot in (first, other)] == ["serving", "serving"]
+
+
+def test_every_refused_load_is_told_with_its_reason(build):
+    toy = build(64, slots={"max_models": 2})
+    toy.load("first", 10)
+    for name, gib, config, reason in (
+        ("no room", 60, {}, "model_does_not_fit"),
+        ("no share", 43.5, {"memory_per_disk_byte": 0.8}, "grant_too_small"),
+        ("no weights", 1, {"fault": "damaged"}, "internal_error"),
+        ("no warm-up", 1, {"fails_on": 256}, "internal_error"),
+    ):
+        with pytest.raises(Exception):  # noqa: B017, PT011  # each has its own
+            toy.load(name, gib, **config)
+        told = [event for event in toy.sink.events if event.model == name]
+        assert (told[-1].state, told[-1].error_code) == ("failed", reason)
+        assert [event.state for event in told].count("failed") == 1
+    toy.load("second", 1)
+    with pytest.raises(NoSlotFree):
+        toy.load("third", 1)
+    assert (toy.sink.events[-1].state, toy.sink.events[-1].error_code) == ("failed", "no_slot_free")
+
+
+def test_a_ledger_that_refuses_everybody_is_told_once_a_minute_with_what_it_holds(build):
+    toy = build(64)
+    ledger, now = toy.slots.memory.ledger, 1000.0
+    ledger._clock = lambda: now
+    assert ledger.reserve("nobody's", GIB, "media")
+    for _ in range(60):
+        now += 15
+        assert not ledger.reserve("too much", 100 * GIB, "media")
+    stuck = [event for event in toy.sink.events if isinstance(event, LedgerStuck)]
+    dropped = [event for event in toy.sink.events if isinstance(event, ReservationDropped)]
+    assert len(stuck) == 13
+    assert (stuck[0].streak_seconds, stuck[0].reservations, stuck[0].reserved_bytes) == (120.0, 1, GIB)
+    assert (stuck[-1].reservations, stuck[-1].used_bytes) == (0, 0)
+    assert [(event.kind, event.size_bytes, event.age_seconds > 600) for event in dropped] == [
+        ("media", GIB, True)
+    ]
+
+
+def test_samples_say_what_each_slot_does(build):
+    toy = build(64, telemetry={"sample_seconds": 0.02})
+    slot = toy.load("model", 1)
+
+    def activities():
+        return [event.activity for event in toy.sink.events if isinstance(event, EngineSample)]
+
+    wait_for(lambda: "idle" in activities())
+    stream = ask(slot, tokens=3000)
+    wait_for(lambda: "running" in activities())
+    slot.state = "reloading"
+    wait_for(lambda: "reloading" in activities())
+    slot.state = "serving"
+    stream.cancel()
+    list(stream)
 
 
 def test_the_cache_is_cleared_before_anything_is_measured(build):

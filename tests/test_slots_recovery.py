@@ -161,6 +161,27 @@ def test_a_recovery_that_fails_unloads_the_slot(toy, monkeypatch):
     assert [slot.name for slot in toy.slots.slots()] == ["neighbour"]
 
 
+def test_an_engine_that_died_refuses_with_500_and_its_model_is_loaded_again_when_asked_for(toy, monkeypatch):
+    slot = toy.slots.get("hangs")
+    before = toy.grants()
+
+    def plan(*_):
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(slot.engine._loop.scheduler, "plan", plan)
+    assert isinstance(end_of(ask(slot)).error, GenerationFailed)
+    wait_for(lambda: not slot.engine.alive)
+    assert (slot.activity, slot.engine.status().healthy) == ("crashed", False)
+    with pytest.raises(GenerationFailed, match="the engine of hangs has failed") as raised:
+        ask(toy.slots.get("hangs"))
+    assert raised.value.status == 500
+    toy.slots.recover_wedged()
+    assert [each.name for each in toy.slots.slots()] == ["neighbour"]
+    again = toy.slots.acquire("hangs")
+    assert end_of(ask(again)).reason == "length"
+    assert toy.grants() == before
+
+
 def test_memory_of_a_thread_that_was_left_behind_is_counted_until_it_returns(toy):
     hang(toy, "first")
     before = toy.slots.memory.budget()

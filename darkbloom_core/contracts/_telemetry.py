@@ -11,6 +11,8 @@ from typing import Literal, Protocol, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 SlotState: TypeAlias = Literal["loading", "warming", "serving", "reloading", "unloading", "failed", "absent"]
+SlotActivity: TypeAlias = Literal["idle", "running", "crashed", "reloading"]
+"""A slot in one word, as a fleet's heartbeat says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class EngineSample:
     """How one engine stands, sampled by a timer. Counters run since the engine was built."""
 
     model: str
+    activity: SlotActivity
     running: int
     waiting: int
     kv_bytes_used: int
@@ -154,6 +157,30 @@ class PartsWritten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerStuck:
+    """Every reservation of memory has failed for a while; at most one event a minute.
+
+    Bytes are of the accelerator's memory, or of the machine's where both are one.
+    """
+
+    streak_seconds: float
+    reservations: int
+    reserved_bytes: int
+    used_bytes: int
+    cached_bytes: int
+    system_free_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationDropped:
+    """A stuck ledger has dropped a reservation that no owner knows of."""
+
+    kind: Literal["kv", "load", "media", "blocks"]
+    age_seconds: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFailed:
     """A plugin was refused or broke while loading."""
 
@@ -179,6 +206,8 @@ Event: TypeAlias = (
     | TierSample
     | PartsFetched
     | PartsWritten
+    | LedgerStuck
+    | ReservationDropped
     | PluginFailed
     | SinkFailed
 )
@@ -193,6 +222,8 @@ EVENT_TYPES: tuple[type, ...] = (
     TierSample,
     PartsFetched,
     PartsWritten,
+    LedgerStuck,
+    ReservationDropped,
     PluginFailed,
     SinkFailed,
 )

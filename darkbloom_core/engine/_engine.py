@@ -187,9 +187,11 @@ class Engine:
         """Check and admit a request; never blocks.
 
         Raises ``InvalidRequest``, ``ContextLengthExceeded``, ``NeverFits`` (for good),
-        ``CapacityExhausted``, ``QueueFull`` or ``Draining`` (for now), with nothing
-        reserved.
+        ``CapacityExhausted``, ``QueueFull`` or ``Draining`` (for now), or
+        ``GenerationFailed`` if the engine has failed, with nothing reserved.
         """
+        if self._fault is not None:
+            raise GenerationFailed(f"the engine of {self._name} has failed")
         if self._description is None or not self._ready.is_set():
             raise ModelNotReady(f"{self._name} is not ready yet")
         check_request(request, self._description, sees=self.vision is not None)
@@ -221,7 +223,8 @@ class Engine:
             output_tokens=loop.runner.output_tokens if loop else 0,
             largest_batch=loop.runner.largest_batch if loop else 0,
             draining=self._desk.draining,
-            healthy=loop.monitor.is_healthy(now) if loop else True,
+            healthy=loop.monitor.is_healthy(now) if loop else self._fault is None,
+            failed=self._fault is not None,
             wedge=loop.monitor.wedge(now) if loop else "none",
             choices=self._choices,
             prefix=prefix,

@@ -75,6 +75,7 @@ class PrefixStatus:
 class EngineStatus:
     """How an engine stands. Counters run since it was built; bytes are of rows' KV.
 
+    ``failed``: its thread ended with an error, and nothing is served any more.
     ``max_rows`` is how many sequences it can run at once. ``committed_tokens`` is the worst
     case, prompt + ``max_tokens``, of all that run or wait; ``active_tokens`` what those that
     run hold now. The two rates are tokens per second, smoothed; None until one is known.
@@ -97,6 +98,7 @@ class EngineStatus:
     largest_batch: int
     draining: bool
     healthy: bool
+    failed: bool
     wedge: Wedge
     choices: Choices | None
     prefix: PrefixStatus | None

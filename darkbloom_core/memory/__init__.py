@@ -2,7 +2,7 @@
 
 from darkbloom_core.memory._container import ContainerMemory, container_memory
 from darkbloom_core.memory._grants import WEIGHED_CONTEXT_TOKENS, KvDemand, kv_grants
-from darkbloom_core.memory._ledger import Kind, Ledger, Reservation, Share
+from darkbloom_core.memory._ledger import Kind, Ledger, Reservation, Share, StuckLedger
 from darkbloom_core.memory._policy import (
     ACTIVATION_BYTES,
     CAP_FRACTION,
@@ -56,6 +56,7 @@ __all__ = [
     "Reclaimer",
     "Reservation",
     "Share",
+    "StuckLedger",
     "Verdict",
     "activation_floor",
     "activation_reserve",

@@ -39,10 +39,21 @@ class Reservation:
     is_held: Callable[[], bool] = lambda: False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckLedger:
+    """Nothing could be reserved for ``streak_seconds``. ``dropped`` was nobody's; ``now`` is the ledger's clock."""
+
+    streak_seconds: float
+    held: tuple[Reservation, ...]
+    dropped: tuple[Reservation, ...]
+    now: float
+
+
 class Ledger:
     """Thread-safe. ``headroom`` None means that only the limits of shares count.
 
-    ``on_shortfall`` is told how many bytes a refused caller lacked; it must return at once.
+    ``on_shortfall`` is told how many bytes a refused caller lacked, ``on_stuck`` when everybody
+    was refused for long, at most once a minute; both must return at once.
     With ``unified`` memory both pools are one.
     """
 
@@ -53,11 +64,13 @@ class Ledger:
         unified: bool = True,
         clock: Callable[[], float] = time.monotonic,
         on_shortfall: Callable[[int], None] = lambda _: None,
+        on_stuck: Callable[[StuckLedger], None] = lambda _: None,
     ) -> None:
         self._headroom = headroom
         self._unified = unified
         self._clock = clock
         self._on_shortfall = on_shortfall
+        self._on_stuck = on_stuck
         self._lock = threading.RLock()
         self._reservations: dict[str, Reservation] = {}
         self._shares: dict[str, Share] = {}
@@ -223,10 +236,13 @@ class Ledger:
             for key, entry in self._reservations.items()
         ]
         log.error("no memory could be reserved for %.0f s; held are: %s", streak, "; ".join(lines) or "none")
+        dropped = []
         for key, entry in list(self._reservations.items()):
             if now - entry.made_at > STALE_SECONDS and not entry.is_held():
                 log.warning("the reservation %s of %d bytes has no owner: dropped", key, entry.size_bytes)
-                del self._reservations[key]
+                dropped.append(self._reservations.pop(key))
+        held = tuple(self._reservations.values())
+        self._on_stuck(StuckLedger(streak_seconds=streak, held=held, dropped=tuple(dropped), now=now))
 
     def _forget(self, share: Share) -> None:
         with self._lock:

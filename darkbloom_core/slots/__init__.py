@@ -16,12 +16,11 @@ from darkbloom_core.slots._resolve import (
     resolve_model,
     resolve_models,
 )
-from darkbloom_core.slots._slot import Activity, Slot
+from darkbloom_core.slots._slot import Slot
 from darkbloom_core.slots._weights import estimated_weight_bytes
 
 __all__ = [
     "REFERENCE_BLAS",
-    "Activity",
     "Digests",
     "KnownModel",
     "ModelPlaces",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from darkbloom_core.contracts import SlotActivity
 from darkbloom_core.memory import advertised_grant
 from darkbloom_core.slots._memory import SlotMemory
-from darkbloom_core.slots._slot import Activity, Slot
+from darkbloom_core.slots._slot import Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class SlotCapacity:
     """
 
     model: str
-    activity: Activity
+    activity: SlotActivity
     running: int
     waiting: int
     max_rows: int

@@ -132,6 +132,7 @@ class SlotManager:
             readings or MachineReadings(),
             lambda: self._slots.values(),
             self._wake_engines,
+            emitter,
         )
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="model loader")
         idle = settings.slots.idle_seconds
@@ -353,8 +354,9 @@ class SlotManager:
         try:
             self._make_place(name, evict=evict)
             self._make_room(slot, evict=evict)
-        except BaseException:
+        except BaseException as fault:
             slot.engine.close()
+            self._tell_failure(slot, 0.0, fault)
             raise
         with self._table:
             self._slots = {**self._slots, name: slot}
@@ -405,10 +407,7 @@ class SlotManager:
         self._remove(slot)
         with self._share_gate:
             self.memory.share_out(check=False)
-        code = fault.code if isinstance(fault, DarkbloomError) else "internal_error"
-        if not isinstance(fault, KeyboardInterrupt):
-            log.error("%s was not loaded: %s", slot.name, fault)
-        self._emit(slot, "failed", seconds, code)
+        self._tell_failure(slot, seconds, fault)
 
     def _open(self, model: KnownModel, progress: Progress) -> Slot:
         codec = model.family.codec(model.path, model.description)
@@ -492,9 +491,19 @@ class SlotManager:
     # --- recovery ----------------------------------------------------------------------------
 
     def recover_wedged(self) -> None:
-        """Rebuild the engines that make no progress any more; unload those that wedge again at once."""
+        """Rebuild the engines that make no progress any more; unload those that wedge again at once.
+
+        One whose thread has ended with an error has no weights left: it is unloaded, and
+        loaded again when somebody asks for it.
+        """
         for slot in self.slots():
-            if slot.state == "serving" and slot.engine.status().wedge == "confirmed":
+            status = slot.engine.status()
+            if slot.state != "serving":
+                continue
+            if status.failed:
+                log.error("the engine of %s has failed: unloaded", slot.name)
+                self.unload(slot.name)
+            elif status.wedge == "confirmed":
                 now = time.monotonic()
                 if slot.recovered_at is not None and now - slot.recovered_at < COOLDOWN_SECONDS:
                     log.error("%s is wedged again: unloaded", slot.name)
@@ -565,13 +574,19 @@ class SlotManager:
             )
         )
 
+    def _tell_failure(self, slot: Slot, seconds: float, fault: BaseException) -> None:
+        code = fault.code if isinstance(fault, DarkbloomError) else "internal_error"
+        if not isinstance(fault, KeyboardInterrupt):
+            log.error("%s was not loaded: %s", slot.name, fault)
+        self._emit(slot, "failed", seconds, code)
+
     def _wake_engines(self) -> None:
         for slot in self.slots():
             slot.engine.wake()
 
     def _sample_engines(self) -> None:
         for slot in self.slots():
-            for event in engine_samples(slot.name, slot.engine.status()):
+            for event in engine_samples(slot.name, slot.activity, slot.engine.status()):
                 self._emitter.emit(event)
 
 

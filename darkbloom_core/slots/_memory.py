@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from darkbloom_core.contracts import Emitter, LedgerStuck, ReservationDropped
 from darkbloom_core.errors import GrantTooSmall, ModelDoesNotFit
 from darkbloom_core.memory import (
     Ledger,
@@ -21,6 +22,7 @@ from darkbloom_core.memory import (
     Readings,
     Reclaimer,
     Share,
+    StuckLedger,
     cap_fraction,
     kv_grants,
 )
@@ -97,7 +99,10 @@ def check_grants(
 
 
 class SlotMemory:
-    """``slots`` gives every slot that holds memory; ``on_flushed`` is called when memory became free."""
+    """``slots`` gives every slot that holds memory; ``on_flushed`` is called when memory became free.
+
+    ``emitter`` is told of a ledger that refuses everybody.
+    """
 
     def __init__(
         self,
@@ -105,13 +110,20 @@ class SlotMemory:
         readings: Readings,
         slots: Callable[[], Iterable[Slot]],
         on_flushed: Callable[[], None],
+        emitter: Emitter,
     ) -> None:
         self._settings = settings
+        self._emitter = emitter
         self._readings = readings
         self._slots = slots
         self._numbers = itertools.count()
         self.reclaimer = Reclaimer(readings, on_flushed, self._trim_for)
-        self.ledger = Ledger(self._headroom, unified=readings.unified, on_shortfall=self.reclaimer.want)
+        self.ledger = Ledger(
+            self._headroom,
+            unified=readings.unified,
+            on_shortfall=self.reclaimer.want,
+            on_stuck=self._tell_stuck,
+        )
         self.left_behind: list[tuple[Callable[[], bool], int]] = []
 
     def close(self) -> None:
@@ -229,6 +241,24 @@ class SlotMemory:
         if pool == "device" or self._readings.unified:
             return self.terms().live_headroom(found.used_bytes, found.free_bytes, self._weight_bytes())
         return memory_terms(self._settings, found.physical_bytes).live_headroom(0, found.free_bytes, 0)
+
+    def _tell_stuck(self, stuck: StuckLedger) -> None:
+        found = self._readings.read("device")
+        self._emitter.emit(
+            LedgerStuck(
+                streak_seconds=stuck.streak_seconds,
+                reservations=len(stuck.held),
+                reserved_bytes=sum(entry.size_bytes for entry in stuck.held),
+                used_bytes=found.used_bytes,
+                cached_bytes=found.cached_bytes,
+                system_free_bytes=found.free_bytes,
+            )
+        )
+        for entry in stuck.dropped:
+            age = stuck.now - entry.made_at
+            self._emitter.emit(
+                ReservationDropped(kind=entry.kind, age_seconds=age, size_bytes=entry.size_bytes)
+            )
 
     def _weight_bytes(self) -> int:
         return sum(slot.weight_bytes for slot in self._slots())

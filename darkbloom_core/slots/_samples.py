@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from darkbloom_core.contracts import EngineSample, Event, PrefixSample, TierSample, TierStats
+from darkbloom_core.contracts import EngineSample, Event, PrefixSample, SlotActivity, TierSample, TierStats
 from darkbloom_core.engine import EngineStatus, LookupOutcome, PrefixStatus
 
 
-def engine_samples(model: str, status: EngineStatus) -> Iterator[Event]:
+def engine_samples(model: str, activity: SlotActivity, status: EngineStatus) -> Iterator[Event]:
     """The events of one moment; those of prefix reuse only if it is on."""
     yield EngineSample(
         model=model,
+        activity=activity,
         running=status.running,
         waiting=status.waiting,
         kv_bytes_used=status.kv_bytes_used,

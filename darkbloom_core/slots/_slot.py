@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from darkbloom_core.contracts import ChatCodec, ModelDescription, SlotState
+from darkbloom_core.contracts import ChatCodec, ModelDescription, SlotActivity, SlotState
 from darkbloom_core.engine import Engine, PrefixOptions, SamplingParams
 from darkbloom_core.grammar import GrammarCompiler
 from darkbloom_core.memory import KvDemand
-
-Activity = Literal["idle", "running", "crashed", "reloading"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -69,7 +66,7 @@ class Slot:
         return status.running + status.waiting == 0
 
     @property
-    def activity(self) -> Activity:
+    def activity(self) -> SlotActivity:
         """The slot in one word, as a fleet's heartbeat says it."""
         if self.state == "reloading":
             return "reloading"

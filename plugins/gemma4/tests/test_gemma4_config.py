@@ -191,6 +191,20 @@ def test_kv_of_the_published_sizes(family, size, bytes_per_token, bytes_of_windo
     assert description.kv_dtypes == {"bfloat16"}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "size_bytes"),
+    [
+        (1, 225_280),
+        (128, 28_835_840),
+        (1024, 230_686_720),
+        (4096, 293_601_280),
+        (131_072, 2_894_069_760),
+    ],
+)
+def test_a_sequence_takes_the_known_bytes_at_every_length(family, tokens, size_bytes):
+    assert family.describe(SIZES["26B-A4B"], METAL).kv_bytes(tokens) == size_bytes
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_published_config_says_what_the_model_is(family, size):
     config = SIZES[size]

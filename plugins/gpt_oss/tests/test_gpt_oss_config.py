@@ -95,6 +95,20 @@ def test_the_published_models_take_the_known_bytes_of_kv_per_token(family, confi
         assert (description.ignored_fields, description.notes) == ((), ())
 
 
+@pytest.mark.parametrize(
+    ("tokens", "size_bytes"),
+    [
+        (1, 49_152),
+        (128, 6_291_456),
+        (1024, 28_311_552),
+        (4096, 103_809_024),
+        (131_072, 3_224_371_200),
+    ],
+)
+def test_a_sequence_takes_the_known_bytes_at_every_length(family, tokens, size_bytes):
+    assert family.describe(PUBLISHED_20B, METAL).kv_bytes(tokens) == size_bytes
+
+
 def test_on_the_cpu_backend_kv_and_plain_matrices_are_float32_and_described_so(family):
     description = family.describe(PUBLISHED_20B, CPU)
     assert description.kv_bytes_per_token == 2 * 24576

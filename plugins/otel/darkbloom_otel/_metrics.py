@@ -12,6 +12,7 @@ from opentelemetry.util.types import AttributeValue
 from darkbloom_core.contracts import (
     EngineSample,
     Event,
+    LedgerStuck,
     PartsFetched,
     PartsWritten,
     PluginFailed,
@@ -19,6 +20,7 @@ from darkbloom_core.contracts import (
     RequestFinished,
     RequestRefused,
     RequestStarted,
+    ReservationDropped,
     SinkFailed,
     SlotChanged,
     TierSample,
@@ -61,6 +63,10 @@ class Metrics:
                 self._record_fetched(event)
             case PartsWritten():
                 self._record_written(event)
+            case LedgerStuck():
+                self._stuck.add(1)
+            case ReservationDropped():
+                self._dropped.add(event.size_bytes, {names.LEDGER_KIND: event.kind})
             case PluginFailed():
                 self._plugins.add(1, {names.PLUGIN: event.plugin, names.PLUGIN_STATE: event.state})
             case SinkFailed():
@@ -95,6 +101,9 @@ class Metrics:
 
     def _failures(self, meter: Meter) -> None:
         self._refused = _counter(meter, names.REQUESTS_REFUSED, "Requests refused, by the error's code")
+        self._load_failures = _counter(meter, names.SLOT_FAILURES, "Loads that failed, by the error's code")
+        self._stuck = _counter(meter, names.LEDGER_STUCK, "Times that nothing could be reserved for minutes")
+        self._dropped = meter.create_counter(names.LEDGER_DROPPED, "By", "Reservations that were nobody's")
         self._plugins = _counter(meter, names.PLUGIN_FAILURES, "Plugins that were refused or failed")
         self._sinks = _counter(meter, names.SINK_FAILURES, "Times that another telemetry sink raised")
 
@@ -130,6 +139,9 @@ class Metrics:
             meter.create_observable_counter(name, [partial(self._read_samples, read)], "", description)
         meter.create_observable_gauge(
             names.SLOTS, [self._read_slots], "", "1 for the state that a model's slot is in"
+        )
+        meter.create_observable_gauge(
+            names.SLOT_ACTIVITIES, [self._read_activities], "", "1 for what a model's slot does"
         )
 
     def _record_finished(self, event: RequestFinished) -> None:
@@ -176,6 +188,8 @@ class Metrics:
         self._dropped_parts.add(event.parts_dropped, tier)
 
     def _record_slot(self, event: SlotChanged) -> None:
+        if event.state == "failed" and event.error_code is not None:
+            self._load_failures.add(1, {names.REQUEST_MODEL: event.model, names.ERROR_TYPE: event.error_code})
         with self._lock:
             if event.state == "absent":
                 self._slots.pop(event.model, None)
@@ -190,6 +204,14 @@ class Metrics:
         with self._lock:
             samples = list(self._samples.values())
         return [Observation(read(sample), {names.REQUEST_MODEL: sample.model}) for sample in samples]
+
+    def _read_activities(self, options: CallbackOptions) -> Iterable[Observation]:
+        with self._lock:
+            samples = list(self._samples.values())
+        return [
+            Observation(1, {names.REQUEST_MODEL: sample.model, names.SLOT_ACTIVITY: sample.activity})
+            for sample in samples
+        ]
 
     def _read_slots(self, options: CallbackOptions) -> Iterable[Observation]:
         with self._lock:

@@ -23,6 +23,7 @@ from starlette.testclient import TestClient
 
 from darkbloom_core.contracts import (
     EngineSample,
+    LedgerStuck,
     PartsFetched,
     PartsWritten,
     PluginFailed,
@@ -30,6 +31,7 @@ from darkbloom_core.contracts import (
     RequestFinished,
     RequestRefused,
     RequestStarted,
+    ReservationDropped,
     SinkFailed,
     SlotChanged,
     TierSample,
@@ -247,7 +249,7 @@ def test_tokens_and_requests_in_flight_are_counted(sink):
 
 def test_the_engines_last_sample_is_shown_until_its_model_is_gone(sink):
     sample = {
-        "running": 3, "waiting": 2, "kv_bytes_used": 10, "kv_bytes_reserved": 20, "kv_bytes_grant": 30,
+        "activity": "running", "running": 3, "waiting": 2, "kv_bytes_used": 10, "kv_bytes_reserved": 20, "kv_bytes_grant": 30,
         "decode_steps": 40, "prefill_tokens": 50, "output_tokens": 60,
     }  # fmt: skip
     sink.emit(SlotChanged(model="tiny", family="f", state="serving", seconds=1.0))
@@ -266,6 +268,7 @@ def test_the_engines_last_sample_is_shown_until_its_model_is_gone(sink):
     }.items():
         assert value(sink, name, **model) == number
     assert value(sink, "darkbloom_slots", darkbloom_slot_state="serving", darkbloom_family="f", **model) == 1
+    assert value(sink, "darkbloom_slots_activity", darkbloom_slot_activity="running", **model) == 1
     sink.emit(SlotChanged(model="tiny", family="f", state="absent", seconds=1.0))
     assert not [
         key
@@ -307,6 +310,16 @@ def test_prefix_reuse_is_shown_by_outcome_tier_and_kind_until_its_model_is_gone(
 def test_refusals_and_failures_are_counted_by_their_cause(sink):
     sink.emit(RequestRefused(status=404, error_code="model_not_found"))
     sink.emit(RequestRefused(status=404, error_code="model_not_found"))
+    for code in ("model_does_not_fit", "grant_too_small"):
+        sink.emit(SlotChanged(model="m", family="f", state="failed", seconds=0.0, error_code=code))
+    memory = {"reservations": 2, "reserved_bytes": 9, "used_bytes": 8, "cached_bytes": 7}
+    sink.emit(LedgerStuck(streak_seconds=120.0, system_free_bytes=None, **memory))
+    sink.emit(ReservationDropped(kind="kv", age_seconds=601.0, size_bytes=4096))
+    for code in ("model_does_not_fit", "grant_too_small"):
+        labels = {"gen_ai_request_model": "m", "error_type": code}
+        assert value(sink, "darkbloom_slots_failures_total", **labels) == 1
+    assert value(sink, "darkbloom_ledger_stuck_total") == 1
+    assert value(sink, "darkbloom_ledger_dropped_bytes_total", darkbloom_ledger_kind="kv") == 4096
     sink.emit(PluginFailed(plugin="p", distribution="d", state="failed to import"))
     sink.emit(SinkFailed(sink="other"))
     refused = {"error_type": "model_not_found", "http_response_status_code": "404"}
