@@ -25,8 +25,9 @@ def served(serving) -> list[str]:
 
 
 def test_the_demo_serves_every_checkpoint_of_plugins_and_ends_with_exit_code_0(serve) -> None:
-    serving = serve("--demo")
+    serving = serve("--demo", "--routes", "webui")
     assert served(serving) == ["demo/gemma4", "demo/gpt-oss"]
+    assert "<title>darkbloom</title>" in serving.get("/").text
     for model in served(serving):
         assert "Paris" in serving.ask(model, "What is the capital of France?")
     assert serving.stop(signal.SIGINT) == 0

@@ -34,6 +34,10 @@ def _serve(
     demo: Annotated[bool, typer.Option("--demo", help="Serve the demo checkpoints too.")] = False,
     host: Annotated[str | None, typer.Option(help="Loopback address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")] = None,
+    routes: Annotated[
+        list[str] | None,
+        typer.Option("--routes", metavar="PLUGIN", help="Serve this plugin's routes too. May be repeated."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings file.", show_default=False, dir_okay=False)
     ] = None,
@@ -46,7 +50,7 @@ def _serve(
     if strict_plugins:
         command = CommandContext(load_plugins(PluginOptions.from_environment(strict=True)))
     try:
-        _run(command, models or [], demo=demo, host=host, port=port, config=config)
+        _run(command, models or [], demo=demo, host=host, port=port, routes=routes or [], config=config)
     except KeyboardInterrupt:  # while models are loaded; later the server takes the signal
         raise typer.Exit(0) from None
 
@@ -58,12 +62,13 @@ def _run(
     demo: bool,
     host: str | None,
     port: int | None,
+    routes: list[str],
     config: Path | None,
 ) -> None:
     from darkbloom_core.cli._backend import require_backend
     from darkbloom_core.settings import load_settings
 
-    settings = _with_address(load_settings(config), host, port)
+    settings = _with_routes(_with_address(load_settings(config), host, port), routes)
     require_backend()
     from darkbloom_core.cli._choose import choose_models
     from darkbloom_core.cli._running import loaded_app
@@ -92,6 +97,12 @@ def _with_address(settings: Settings, host: str | None, port: int | None) -> Set
             "authenticated yet; put a proxy that authenticates in front"
         )
     return settings.model_copy(update={"server": server})
+
+
+def _with_routes(settings: Settings, plugins: list[str]) -> Settings:
+    """``settings`` with the routes of ``plugins`` after those that it names itself."""
+    named = tuple(dict.fromkeys((*settings.server.route_plugins, *plugins)))
+    return settings.model_copy(update={"server": settings.server.model_copy(update={"route_plugins": named})})
 
 
 def _is_loopback(host: str) -> bool:

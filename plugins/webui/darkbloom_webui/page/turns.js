@@ -4,6 +4,8 @@ import { ended, saidNothing } from './conversation.js';
 import { count, counted, el, icon, seconds } from './dom.js';
 import { copyButton, render } from './markdown.js';
 
+const LONG_QUESTION = 800; // from here on it may have to be scrolled
+
 const ENDINGS = {
   stopped: 'Stopped.',
   length: 'The answer was cut: it reached the largest number of tokens.',
@@ -106,7 +108,7 @@ function questionElement({ text, pictures = [], results }) {
   }
   return el('article', { class: 'question' }, title,
     pictures.length > 0 && el('div', { class: 'sent-pictures' }, ...pictures.map(({ name, url }) => el('img', { src: url, alt: name }))),
-    text && el('p', { class: 'plain' }, text));
+    text && el('p', { class: 'plain', tabindex: text.length > LONG_QUESTION ? '0' : null }, text));
 }
 
 /** A call with its arguments; with an index also the field where its result is written. */
