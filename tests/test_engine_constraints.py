@@ -91,6 +91,25 @@ def test_neighbours_of_a_constrained_row_get_what_they_get_alone(engine):
     wait_for(lambda: is_empty(engine))
 
 
+def test_rows_that_end_by_themselves_while_others_join_harm_nobody(engine):
+    """A row's end is known when a step has been launched with it; constrained rows choose only after that."""
+    alone = {
+        n: collect(engine.submit(request(f"own{n}", [n, 2], 50, constraint=Only(EVEN, length=n))))[0]
+        for n in range(1, 6)
+    }
+    streams = [
+        (
+            n % 5 + 1,
+            engine.submit(request(f"{n}", [n % 5 + 1, 2], 50, constraint=Only(EVEN, length=n % 5 + 1))),
+        )
+        for n in range(40)
+    ]
+    for length, stream in streams:
+        tokens, end = collect(stream)
+        assert (tokens, end.reason) == (alone[length], "stop")
+    wait_for(lambda: is_empty(engine))
+
+
 def test_an_output_ends_when_its_constraint_is_complete(engine):
     tokens, end = collect(engine.submit(request("a", [1, 2], 50, constraint=Only(EVEN, length=5))))
     assert (len(tokens), end.reason, end.usage.completion_tokens) == (5, "stop", 5)

@@ -100,12 +100,13 @@ class Runner:
         """Launch one token for each of ``lives``, which are in ascending order of lane. Raises ``StepFault``."""
         constrained = any(live.constraint is not None for live in lives)
         try:
-            work = self._build_forward(lives) if constrained else self._build_decode(lives)
+            previous = self._previous_tokens(lives)
+            work = (self._build_forward if constrained else self._build_decode)(lives, previous)
         except Exception as fault:
             raise StepFault(lives, fault) from fault
         self._launch(work)
         if constrained:
-            self._choose_constrained(lives, *work.arrays, chains=work.chains)
+            self._choose_constrained(lives, previous, *work.arrays, chains=work.chains)
 
     def prefill(self, lives: tuple[Live, ...], piece: ChunkSlice) -> None:
         """Launch one slice of layers of one chunk or pack; with the last slice of a prompt comes its first token.
@@ -158,20 +159,24 @@ class Runner:
 
     # --- decode -------------------------------------------------------------------
 
-    def _build_decode(self, lives: tuple[Live, ...]) -> Launched:
-        previous = self._previous_tokens(lives)
+    def _build_decode(self, lives: tuple[Live, ...], previous: mx.array) -> Launched:
         logits, chains = self._next_logits(lives, previous)
         return self._choose(lives, logits, self._sampler_for(lives, previous), None, chains=chains)
 
-    def _build_forward(self, lives: tuple[Live, ...]) -> Launched:
+    def _build_forward(self, lives: tuple[Live, ...], previous: mx.array) -> Launched:
         """Only the model's part of a decode step."""
-        logits, chains = self._next_logits(lives, self._previous_tokens(lives))
+        logits, chains = self._next_logits(lives, previous)
         return Launched([logits], lives, lambda _: None, chains=chains)
 
-    def _choose_constrained(self, lives: tuple[Live, ...], logits: mx.array, *, chains: bool) -> None:
-        """Choose tokens while the model runs: what may follow depends on the tokens before, which are read by now."""
+    def _choose_constrained(
+        self, lives: tuple[Live, ...], previous: mx.array, logits: mx.array, *, chains: bool
+    ) -> None:
+        """Choose tokens while the model runs: what may follow depends on the tokens before, which are read by now.
+
+        Reading them may have ended some of ``lives``.
+        """
         try:
-            sampler = self._sampler_for(lives, self._previous_tokens(lives))
+            sampler = self._sampler_for(lives, previous)
             work = self._choose(lives, logits, sampler, self._allowed(lives), chains=chains)
             mx.async_eval(work.arrays)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
         except Exception as fault:
