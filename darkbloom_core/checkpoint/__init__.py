@@ -6,6 +6,7 @@ template, in a sandbox.
 """
 
 from darkbloom_core.checkpoint._config import read_config, read_generation_config, read_json
+from darkbloom_core.checkpoint._packages import defer_package
 from darkbloom_core.checkpoint._stops import read_stop_ids
 from darkbloom_core.checkpoint._template import ChatTemplate
 from darkbloom_core.checkpoint._tokenizer import TextTokenizer
@@ -17,6 +18,7 @@ __all__ = [
     "TextTokenizer",
     "Weights",
     "check_tensors",
+    "defer_package",
     "read_config",
     "read_generation_config",
     "read_json",

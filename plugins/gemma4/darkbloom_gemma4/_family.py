@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from darkbloom_core.checkpoint import read_config, read_stop_ids
+from darkbloom_core.checkpoint import defer_package, read_config, read_stop_ids
 from darkbloom_core.contracts import ChatCodec, Device, LoadedModel, ModelDescription, Placement, Progress
 from darkbloom_gemma4._config import FAMILY, MODEL_TYPES, Gemma4Config, describe
 
@@ -42,6 +42,7 @@ class Gemma4Family:
 
         tensors = open_tensors(path, config)
         stop_ids = _stop_ids(path)
+        defer_package("mlx_lm")
         from darkbloom_gemma4._model import LoadedGemma4
         from darkbloom_gemma4._processor import read_processor
 
@@ -52,6 +53,7 @@ class Gemma4Family:
     def load_random(self, description: ModelDescription, placement: Placement) -> LoadedModel:
         """A model of random weights, for benchmarks."""
         config = _understood(description)
+        defer_package("mlx_lm")
         from darkbloom_gemma4._random import random_model
 
         return random_model(description, config)

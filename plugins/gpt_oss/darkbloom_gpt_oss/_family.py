@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from darkbloom_core.checkpoint import defer_package
 from darkbloom_core.contracts import (
     ChatCodec,
     Device,
@@ -59,6 +60,7 @@ class GptOss:
         progress: Progress | None = None,
     ) -> LoadedModel:
         """Raises ``CheckpointError`` naming the file or the tensors at fault."""
+        defer_package("mlx_lm")
         from darkbloom_gpt_oss._model import load_model
 
         config = parse_config(description.config or {})
@@ -66,6 +68,7 @@ class GptOss:
 
     def load_random(self, description: ModelDescription, placement: Placement) -> LoadedModel:
         """A model of random weights, for benchmarks."""
+        defer_package("mlx_lm")
         from darkbloom_gpt_oss._random import random_model
 
         return random_model(description, parse_config(description.config or {}), placement)
