@@ -1,5 +1,6 @@
 """The logits are those of ``transformers`` in float32, in every layout, whole and token by token."""
 
+import itertools
 from pathlib import Path
 
 import mlx.core as mx
@@ -47,19 +48,23 @@ def assert_agree(logits, golden, layout):
     assert (logits.argmax(-1) == golden[f"{layout}_choices"][:tokens]).all()
 
 
-@pytest.mark.parametrize("tokens", [1, 255, 256, 257, 1300])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "tokens"), [*itertools.product(LAYOUTS, [1, 255, 256, 257]), ("transformers", 1300)]
+)  # layouts differ in loading only, so one of them goes all the way
 def test_whole_prompts_agree_with_the_reference(layout, tokens, checkpoints, folder, load, golden):
     ids = checkpoints.prompt()[:tokens]
     assert_agree(run(load(folder(layout)), ids, [tokens]), golden, layout)
 
 
-@pytest.mark.parametrize(("layout", "tokens"), [("transformers", 1300), ("publisher", 257), ("mlx", 257)])
-def test_prompts_token_by_token_agree_with_the_reference(
-    layout, tokens, checkpoints, folder, load, golden
-):  # layouts differ in loading only, so one of them goes all the way
-    ids = checkpoints.prompt()[:tokens]
-    assert_agree(run(load(folder(layout)), ids, [1] * tokens), golden, layout)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_prompts_token_by_token_agree_with_the_reference(layout, checkpoints, folder, load, golden):
+    ids = checkpoints.prompt()[:257]
+    assert_agree(run(load(folder(layout)), ids, [1] * 257), golden, layout)
+
+
+def test_tokens_after_a_long_prompt_agree_with_the_reference(checkpoints, folder, load, golden):
+    ids = checkpoints.prompt()
+    assert_agree(run(load(folder("transformers")), ids, [1200] + [1] * 100), golden, "transformers")
 
 
 def test_a_prompt_in_chunks_agrees_with_the_reference(checkpoints, folder, load, golden):

@@ -19,6 +19,11 @@ def token_by_token(length):
     return [1] * length
 
 
+def last_tokens(length):
+    """A chunk, then a window of single tokens."""
+    return [length - 128] + [1] * 128
+
+
 def uneven(length):
     """Chunks, then single tokens; chunks are shorter and longer than the window."""
     pieces = []
@@ -55,8 +60,10 @@ def test_prompts_in_pieces_agree_with_the_reference(
     assert_agree(np.concatenate(ours), golden("random")[model])
 
 
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("cut", [whole, token_by_token])
+@pytest.mark.parametrize(
+    ("cut", "number"),
+    [*((whole, number) for number in range(3)), (token_by_token, 0), (token_by_token, 1), (last_tokens, 2)],
+)
 def test_the_demo_checkpoint_agrees_with_the_reference(number, cut, demo_folder, load, run, golden):
     loaded, stored = load(demo_folder), golden("demo")
     ids = stored[f"ids{number}"].tolist()
