@@ -232,11 +232,11 @@ class NumberCodec:
 def test_thirty_growing_turns_in_a_budget_for_twelve_window_states_reuse_all_but_a_chunk(opened):
     layers = [window(1024, **SMALL)] * 5 + [full(**SMALL)]
     warm = opened(ToyModel(layers, context_tokens=16_384), ram_bytes=1)
-    layout = warm.reuse.layout
-    state = sum(layout.part_bytes(*one) for one in layout.needs_at(2048))
+    parts = warm.reuse.layout.of(range(256, 2049, 256))
+    state = sum(parts.part_bytes(*one) for one in parts.needs_at(2048))
     turns = np.random.default_rng(30).integers(120, 300, 30)
     blocks = sum(turns) // 256
-    full_bytes = blocks * layout.part_bytes(0, "full")
+    full_bytes = blocks * parts.part_bytes(0, "full")
     warm.reuse.budget._most_bytes = max(12 * state, 2 * full_bytes)
     assert warm.reuse.budget.most_bytes == 12 * state
     prompt: list[int] = []
@@ -467,7 +467,7 @@ def test_a_hit_that_would_not_pay_is_not_taken_and_is_tried_again_some_time(open
     warm = opened(ToyModel(LAYERS))
     prompt = noise(600)
     warm.run(prompt, 1)
-    rates, layout = warm.reuse.rates, warm.reuse.layout
+    rates, layout = warm.reuse.rates, warm.reuse.layout.of([256, 512, 600])
     parts = [*((block, "full") for block in range(2)), *layout.needs_at(512)]
     saved = 512 * rates.costs().prefill_milliseconds_per_token
     rates._fetch["ram"] = 2 * saved / sum(layout.part_bytes(*part) for part in parts)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from darkbloom_core.contracts import LayerKind
 from darkbloom_core.engine._scheduler import chunk_end
 from darkbloom_core.prefix import BLOCK_TOKENS, Numerics, PictureSpan, block_hashes, chain_root, numerics_id
-from darkbloom_core.prefix._hashing import block_preimage, joined
+from darkbloom_core.prefix._hashing import block_preimage, joined, prompt_blocks
 
 PAGE = Path(__file__).parent.parent / "docs" / "prefix.md"
 LAYERS = (LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8), LayerKind(source=0, q_heads=4))
@@ -74,21 +74,25 @@ def test_the_format_is_the_one_that_the_documentation_describes():
     def field(value):
         return len(value).to_bytes(8, "little") + value
 
-    tokens = list(range(1000, 1256))
+    tokens = list(range(1000, 1300))
     picture = PictureSpan(250, 10, b"d" * 32)
-    spans = field((250).to_bytes(8, "little") + (10).to_bytes(8, "little") + b"d" * 32)
-    by_hand = b"".join(
-        field(value)
-        for value in (
+    parent, found = b"p" * 32, []
+    for first, last, chunk, pictures in (
+        (0, 244, (0, 244), b""),
+        (244, 250, (0, 6), b""),
+        (250, 260, (0, 10), field((0).to_bytes(8, "little") + (10).to_bytes(8, "little") + b"d" * 32)),
+    ):
+        by_hand = (
             b"darkbloom prefix block 1",
-            b"p" * 32,
-            b"".join(token.to_bytes(4, "little") for token in tokens),
-            spans,
-            struct.pack("<qqq", 0, 250, 260),
+            parent,
+            b"".join(token.to_bytes(4, "little") for token in tokens[first:last]),
+            pictures,
+            struct.pack("<qq", *chunk),
         )
-    )
-    hashes = block_hashes([*tokens, *range(44)], [250, 260, 300], b"p" * 32, [picture])
-    assert hashes == (hashlib.sha256(by_hand).digest(),)
+        parent = hashlib.sha256(b"".join(field(value) for value in by_hand)).digest()
+        found.append(parent)
+    hashes = block_hashes(tokens, [244, 250, 260, 300], b"p" * 32, [picture])
+    assert hashes == tuple(found)
 
 
 # --- no two inputs share an encoding ------------------------------------------------------
@@ -129,22 +133,18 @@ def prompts(draw):
 def test_a_blocks_encoding_can_be_read_back_to_all_that_went_into_it(prompt, parent):
     tokens, pictures, grid = prompt
     cuts = cuts_of(len(tokens), grid, pictures)
-    for start in range(0, len(tokens) - 255, 256):
-        _, parent_read, packed, spans, cut = split(block_preimage(parent, tokens, cuts, pictures, start))
+    for block in prompt_blocks(cuts):
+        _, parent_read, packed, spans, chunk = split(block_preimage(parent, tokens, block, pictures))
         assert parent_read == parent
-        assert list(struct.unpack("<256I", packed)) == tokens[start : start + 256]
+        length = block.end - block.start
+        assert list(struct.unpack(f"<{length}I", packed)) == tokens[block.start : block.end]
         read = []
         for one in split(spans):
             offset, length = struct.unpack("<qQ", one[:16])
-            read.append(PictureSpan(start + offset, length, one[16:]))
-        held = range(start, start + 256)
-        assert read == [
-            span for span in pictures if set(range(span.start, span.start + span.length)) & set(held)
-        ]
-        places = [start + value for (value,) in struct.iter_unpack("<q", cut)]
-        assert places[0] <= start < places[1]
-        assert places[-2] < start + 256 <= places[-1]
-        assert places == [one for one in [0, *cuts] if places[0] <= one <= places[-1]]
+            read.append(PictureSpan(block.start + offset, length, one[16:]))
+        inside = range(block.chunk_start, block.chunk_end)
+        assert read == [span for span in pictures if span.start in inside]
+        assert [block.start + one for one in struct.unpack("<qq", chunk)] == [inside.start, inside.stop]
 
 
 # --- what a name covers -------------------------------------------------------------------
@@ -179,23 +179,32 @@ def test_a_block_knows_how_its_chunks_were_cut():
 @pytest.mark.parametrize(
     "other",
     [
-        PictureSpan(200, 100, b"another"),
-        PictureSpan(201, 100, b"picture"),
-        PictureSpan(200, 101, b"picture"),
+        PictureSpan(100, 100, b"another"),
+        PictureSpan(101, 100, b"picture"),
+        PictureSpan(100, 101, b"picture"),
     ],
 )
-def test_a_picture_its_place_and_its_length_change_every_block_that_holds_it(other):
+def test_a_picture_its_place_and_its_length_change_its_block_and_all_after_it(other):
     tokens = list(range(1024))
-    one = names(tokens, pictures=[PictureSpan(200, 100, b"picture")])
-    assert one[0] != names(tokens, pictures=[other])[0]
-    assert one[1] != names(tokens, pictures=[other])[1]
-    assert one[0] != names(tokens)[0]
-    assert one == names(tokens, pictures=[PictureSpan(200, 100, b"picture")])
+    one = names(tokens, pictures=[PictureSpan(100, 100, b"picture")])
+    assert not set(one) & set(names(tokens, pictures=[other]))
+    assert not set(one) & set(names(tokens))
+    assert one == names(tokens, pictures=[PictureSpan(100, 100, b"picture")])
 
 
-def test_a_picture_that_comes_later_changes_nothing_before_it():
+def test_a_picture_that_comes_later_changes_nothing_before_its_chunk():
     tokens = list(range(1024))
     assert names(tokens, pictures=[PictureSpan(600, 10, b"picture")])[:2] == names(tokens)[:2]
+
+
+def test_a_picture_changes_every_block_of_its_chunk():
+    """Its tokens decide the chunk's masks, and those that it touches see it, also from the block before."""
+    tokens, first = list(range(1024)), PictureSpan(100, 200, b"first")
+    found = {
+        digest: names(tokens, grid=512, pictures=[first, PictureSpan(300, 100, digest)])
+        for digest in (b"one", b"other")
+    }
+    assert not set(found[b"one"]) & set(found[b"other"])
 
 
 @pytest.mark.parametrize("name", [one.name for one in dataclasses.fields(Numerics)])

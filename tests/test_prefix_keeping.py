@@ -32,7 +32,7 @@ class Cache:
     def __init__(self, limit_bytes, layers=LAYERS, grid=256):
         self.layout = PartLayout(layers, grid)
         self.ram = RamTier(limit_bytes)
-        self.tails = TailPolicy(self.layout)
+        self.tails = TailPolicy()
         self.grid = grid
 
     def request(self, tokens):
@@ -40,26 +40,26 @@ class Cache:
         cuts = [*range(self.grid, len(tokens), self.grid), len(tokens)]
         names = block_hashes(tokens, cuts, b"root")
         keys = {(block, part): PartKey(one, part) for block, one in enumerate(names) for part in PART_NAMES}
+        parts = self.layout.of(cuts)
         plan = plan_reuse(
-            cuts,
-            self.layout,
+            parts,
             lambda block, part: "ram" if self.ram.probe(keys[block, part]) is not None else None,
             COSTS,
         )
         if plan.missed_boundary is not None:
-            self.tails.missed(names[plan.missed_boundary // BLOCK_TOKENS - 1])
+            self.tails.missed(names[parts.count(plan.missed_boundary) - 1])
         self.ram.pin([keys[one.block, one.part] for one in plan.fetches]).release()
-        tails = self.tails.to_keep(cuts, names)
+        tails = self.tails.to_keep(parts, names)
         for block in range(plan.tokens // BLOCK_TOKENS, cuts[-1] // self.grid * self.grid // BLOCK_TOKENS):
             parent = names[block - 1] if block else None
             for part in PART_NAMES:
-                size = self.layout.part_bytes(block, part)
+                size = parts.part_bytes(block, part)
                 if size and (part == "full" or (block, part) in tails):
                     self.ram.keep(
                         keys[block, part],
                         object(),
                         size,
-                        saves_milliseconds=saved_milliseconds(block, part, self.layout, 1.0),
+                        saves_milliseconds=saved_milliseconds(block, part, parts, 1.0),
                         parent=parent,
                     )
         self.ram.renew(keys[one] for one in sorted(tails))
@@ -83,12 +83,12 @@ def common(one, other):
 
 
 def window_states(count):
-    layout = PartLayout(LAYERS, 256)
-    return count * sum(layout.part_bytes(*one) for one in layout.needs_at(4096))
+    parts = PartLayout(LAYERS, 256).of(CUTS)
+    return count * sum(parts.part_bytes(*one) for one in parts.needs_at(4096))
 
 
 def full_parts(tokens):
-    return tokens // BLOCK_TOKENS * PartLayout(LAYERS, 256).part_bytes(0, "full")
+    return tokens // BLOCK_TOKENS * PartLayout(LAYERS, 256).of(CUTS).part_bytes(0, "full")
 
 
 def test_thirty_growing_turns_in_a_budget_of_twelve_window_states_reuse_all_but_a_chunk():
@@ -168,20 +168,24 @@ CUTS = [*range(256, 10_000, 256), 10_000]
 NAMES = [bytes([block]) for block in range(40)]
 
 
+def parts_of(cuts):
+    return PartLayout(LAYERS, 256).of(cuts)
+
+
 def blocks(policy):
-    return {block for block, _ in policy.to_keep(CUTS, NAMES)}
+    return {block for block, _ in policy.to_keep(parts_of(CUTS), NAMES)}
 
 
 def test_tails_are_kept_at_the_last_two_boundaries_and_where_one_was_missed():
-    policy = TailPolicy(PartLayout(LAYERS, 256))
+    policy = TailPolicy()
     assert blocks(policy) == {34, 35, 36, 37, 38}
     policy.missed(NAMES[9])
     assert blocks(policy) == {6, 7, 8, 9, 34, 35, 36, 37, 38}
 
 
 def test_a_boundary_that_was_kept_before_is_learned_from_the_second_miss_on():
-    policy = TailPolicy(PartLayout(LAYERS, 256))
-    policy.to_keep([256 * count for count in range(1, 11)], NAMES[:10])
+    policy = TailPolicy()
+    policy.to_keep(parts_of([256 * count for count in range(1, 11)]), NAMES[:10])
     policy.missed(NAMES[9])
     assert blocks(policy) == {34, 35, 36, 37, 38}
     policy.missed(NAMES[9])
@@ -189,7 +193,7 @@ def test_a_boundary_that_was_kept_before_is_learned_from_the_second_miss_on():
 
 
 def test_only_so_many_boundaries_are_remembered_and_the_longest_unasked_goes():
-    policy = TailPolicy(PartLayout(LAYERS, 256), most=4)
+    policy = TailPolicy(most=4)
     for block in (3, 9, 15, 3, 21, 27):
         policy.missed(NAMES[block])
     assert len(policy) == 4
@@ -198,8 +202,8 @@ def test_only_so_many_boundaries_are_remembered_and_the_longest_unasked_goes():
 
 
 def test_a_tail_is_worth_what_it_opens_up_within_a_limit():
-    layout = PartLayout(LAYERS, 256)
-    assert saved_milliseconds(9, "full", layout, 2.0) == 512
-    assert saved_milliseconds(7, "window", layout, 2.0) == 1024 * 2 / 4
-    assert saved_milliseconds(1, "window", layout, 2.0) == 512 * 2 / 2
-    assert saved_milliseconds(99, "window", layout, 2.0) == 1024 * 2 / 4
+    parts = parts_of([*range(256, 30_000, 256), 30_000])
+    assert saved_milliseconds(9, "full", parts, 2.0) == 512
+    assert saved_milliseconds(7, "window", parts, 2.0) == 1024 * 2 / 4
+    assert saved_milliseconds(1, "window", parts, 2.0) == 512 * 2 / 2
+    assert saved_milliseconds(99, "window", parts, 2.0) == 1024 * 2 / 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from darkbloom_core.contracts import LayerKind, MediaSpan
 from darkbloom_core.engine._scheduler import chunk_end
-from darkbloom_core.prefix import BLOCK_TOKENS, PART_NAMES, Costs, PartLayout, plan_reuse
+from darkbloom_core.prefix import PART_NAMES, Costs, PartLayout, plan_reuse
+from darkbloom_core.prefix._keeping import last_boundaries
 
 FULL = LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8)
 RECURRENT = LayerKind(state=((4,),))
@@ -45,27 +47,28 @@ def cases(draw):
         spans.append(MediaSpan(start, at - start, len(spans)))
     chance = random.Random(draw(st.integers(0, 2**20)))
     missing = draw(st.sampled_from((0.0, 0.02, 0.1, 0.5)))
+    parts = PartLayout(layers, grid).of(cuts_of(length, grid, tuple(spans)))
     there = {
         (block, part): chance.choice(("ram", "disk"))
-        for block in range(length // BLOCK_TOKENS + 1)
+        for block in range(len(parts.blocks))
         for part in PART_NAMES
         if chance.random() >= missing
     }
-    return tuple(layers), grid, cuts_of(length, grid, tuple(spans)), there
+    return tuple(layers), parts, there
 
 
-def is_complete(boundary, layers, layout, there):
+def is_complete(boundary, layers, parts, there):
     """Whether the parts in ``there`` hold all that a row holds after ``boundary`` tokens."""
     held, states = set(), set()
     for block, part in there:
-        if (block + 1) * BLOCK_TOKENS > boundary:
+        if parts.blocks[block].end > boundary:
             continue
-        for piece in layout.pieces(block, part):
+        for piece in parts.pieces(block, part):
             if part == "state":
-                if (block + 1) * BLOCK_TOKENS == boundary:
+                if parts.blocks[block].end == boundary:
                     states.add(piece.layer)
                 continue
-            first = block * BLOCK_TOKENS + piece.first_token
+            first = parts.blocks[block].start + piece.first_token
             if piece.name == "k":
                 held |= {(piece.layer, position) for position in range(first, first + piece.tokens)}
     for index, layer in enumerate(layers):
@@ -84,39 +87,34 @@ def is_complete(boundary, layers, layout, there):
 @settings(deadline=None, max_examples=150)
 @given(cases())
 def test_the_plan_is_the_longest_that_the_oracle_finds(case):
-    layers, grid, cuts, there = case
-    layout = PartLayout(layers, grid)
-    plan = plan_reuse(cuts, layout, lambda block, part: there.get((block, part)), FREE)
-    possible = [
-        cut for cut in cuts if cut % grid == 0 and cut < cuts[-1] and is_complete(cut, layers, layout, there)
-    ]
+    layers, parts, there = case
+    plan = plan_reuse(parts, lambda block, part: there.get((block, part)), FREE)
+    possible = [cut for cut in parts.boundaries if is_complete(cut, layers, parts, there)]
     assert plan.tokens == max(possible, default=0)
     assert (plan.reason == "hit") == (plan.tokens > 0)
     fetched = {(one.block, one.part): one.place for one in plan.fetches}
     assert len(fetched) == len(plan.fetches)
     assert fetched.items() <= there.items()
     if plan.tokens:
-        assert is_complete(plan.tokens, layers, layout, fetched)
-    assert all(one.size_bytes == layout.part_bytes(one.block, one.part) > 0 for one in plan.fetches)
+        assert is_complete(plan.tokens, layers, parts, fetched)
+    assert all(one.size_bytes == parts.part_bytes(one.block, one.part) > 0 for one in plan.fetches)
 
 
 @settings(deadline=None, max_examples=40)
 @given(cases())
 def test_nothing_is_fetched_that_is_not_needed(case):
-    layers, grid, cuts, there = case
-    layout = PartLayout(layers, grid)
-    plan = plan_reuse(cuts, layout, lambda block, part: there.get((block, part)), FREE)
+    layers, parts, there = case
+    plan = plan_reuse(parts, lambda block, part: there.get((block, part)), FREE)
     fetched = {(one.block, one.part): one.place for one in plan.fetches}
     for one in [*fetched][-6:]:
         rest = {key: place for key, place in fetched.items() if key != one}
-        assert not is_complete(plan.tokens, layers, layout, rest)
+        assert not is_complete(plan.tokens, layers, parts, rest)
 
 
 @settings(deadline=None)
 @given(cases(), st.floats(0, 0.1), st.floats(0, 0.1), st.floats(0, 300))
 def test_a_hit_that_is_taken_pays_and_a_longer_one_would_not(case, ram, disk, fixed):
-    layers, grid, cuts, there = case
-    layout = PartLayout(layers, grid)
+    _, parts, there = case
     costs = Costs(
         prefill_milliseconds_per_token=1.0,
         fetch_milliseconds_per_byte={"ram": ram, "disk": disk},
@@ -127,16 +125,16 @@ def test_a_hit_that_is_taken_pays_and_a_longer_one_would_not(case, ram, disk, fi
         return there.get((block, part))
 
     def spent(boundary):
-        needed = [(block, "full") for block in range(boundary // BLOCK_TOKENS) if layout.needs_full(block)]
-        needed += layout.needs_at(boundary)
+        needed = [(block, "full") for block in range(parts.count(boundary)) if parts.needs_full(block)]
+        needed += parts.needs_at(boundary)
         if any(one not in there for one in needed):
             return None
         return fixed + sum(
-            layout.part_bytes(*one) * costs.fetch_milliseconds_per_byte[there[one]] for one in needed
+            parts.part_bytes(*one) * costs.fetch_milliseconds_per_byte[there[one]] for one in needed
         )
 
-    plan = plan_reuse(cuts, layout, where, costs)
-    for boundary in layout.boundaries(cuts):
+    plan = plan_reuse(parts, where, costs)
+    for boundary in parts.boundaries:
         cost = spent(boundary)
         if boundary == plan.tokens:
             assert cost == pytest.approx(plan.fetch_milliseconds)
@@ -149,10 +147,8 @@ LAYERS = (FULL, sliding(300))
 
 
 def plan(length, there, layers=LAYERS, grid=256, costs=FREE, spans=()):
-    layout = PartLayout(layers, grid)
-    return plan_reuse(
-        cuts_of(length, grid, spans), layout, lambda block, part: there.get((block, part)), costs
-    )
+    parts = PartLayout(layers, grid).of(cuts_of(length, grid, spans))
+    return plan_reuse(parts, lambda block, part: there.get((block, part)), costs)
 
 
 def everything(blocks):
@@ -173,9 +169,42 @@ def test_a_repeated_prompt_reuses_all_but_its_last_chunk():
 
 def test_reuse_never_ends_inside_a_picture():
     spans = (MediaSpan(500, 600, 0),)
-    assert plan(2000, everything(3), spans=spans).tokens == 256
-    assert plan(2000, everything(4), spans=spans).tokens == 256
-    assert plan(2000, everything(5), spans=spans).tokens == 1280
+    assert plan(2000, everything(1), spans=spans).tokens == 256
+    assert plan(2000, everything(2), spans=spans).tokens == 500
+    assert plan(2000, everything(4), spans=spans).tokens == 500
+    assert plan(2000, everything(5), spans=spans).tokens == 1100
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 700)), max_size=30),
+    st.integers(1, 600),
+    st.integers(1, 900),
+    st.sampled_from((256, 512)),
+)
+def test_what_goes_on_from_a_prompt_with_pictures_computes_at_most_its_last_chunk_again(
+    pictures, tail, more, grid
+):
+    """However densely pictures stand: reuse ends at the last chunk end that the longer prompt has, too."""
+    spans, at = [], 0
+    for number, (text, soft) in enumerate(pictures):
+        spans.append(MediaSpan(at + text, soft, number))
+        at += text + soft
+    length = at + tail
+    before, after = (cuts_of(total, grid, tuple(spans)) for total in (length, length + more))
+    assert before[:-1] == after[: len(before) - 1]
+    layout = PartLayout(LAYERS, grid)
+    kept, parts = layout.of(before), layout.of(after)
+    assert kept.boundaries == parts.boundaries[: len(before) - 1]
+    common = kept.count(kept.boundaries[-1]) if kept.boundaries else 0
+    assert kept.blocks[:common] == parts.blocks[:common]
+    last = last_boundaries(kept.lines)
+    there = {(block, "full"): "ram" for block in range(common)}
+    there |= {one: "ram" for line in last for one in kept.needs_at(line)}
+    found = plan_reuse(parts, lambda block, part: there.get((block, part)), FREE)
+    assert found.tokens == max(last, default=0) == ([0, *before[:-1]][-1] if length % grid else length)
+    assert last == sorted(last)
+    assert all(other - one >= 256 for one, other in pairwise(last))
 
 
 def test_a_boundary_whose_window_parts_are_missing_is_reported():

@@ -32,8 +32,8 @@ class Flight:
 
     def __init__(self, window=300, grid=256, keeps=True):
         self.layout = PartLayout([FULL, sliding(window)], grid)
-        self.sharing = PrefillSharing(self.layout)
-        self.policy = TailPolicy(self.layout)
+        self.sharing = PrefillSharing()
+        self.policy = TailPolicy()
         self.keeps = keeps
         self.cache = set()
         self.grid = grid
@@ -42,22 +42,26 @@ class Flight:
 
     def arrive(self, request, tokens):
         cuts = [*range(self.grid, len(tokens), self.grid), len(tokens)]
-        self.live[request] = {"cuts": cuts, "names": block_hashes(tokens, cuts, b"root"), "at": None}
+        self.live[request] = {
+            "cuts": cuts,
+            "parts": self.layout.of(cuts),
+            "names": block_hashes(tokens, cuts, b"root"),
+            "at": None,
+        }
         self.computed[request] = 0
         self._begin(request)
 
     def _begin(self, request):
         one = self.live[request]
-        names, cuts = one["names"], one["cuts"]
+        names, parts = one["names"], one["parts"]
         plan = plan_reuse(
-            cuts,
-            self.layout,
+            parts,
             lambda block, part: "ram" if (names[block], part) in self.cache else None,
             COSTS,
         )
         if plan.missed_boundary is not None:
-            self.policy.missed(names[plan.missed_boundary // 256 - 1])
-        target = self.sharing.enter(request, names, cuts, plan.tokens, self.policy.to_keep(cuts, names))
+            self.policy.missed(names[parts.count(plan.missed_boundary) - 1])
+        target = self.sharing.enter(request, names, parts, plan.tokens, self.policy.to_keep(parts, names))
         one["at"] = plan.tokens if target is None else None
         return target
 
@@ -179,9 +183,9 @@ def test_other_scopes_and_other_prompts_do_not_wait():
 def test_whoever_has_more_in_the_cache_than_another_has_computed_does_not_wait():
     flight = Flight()
     cuts = [*range(256, 2000, 256), 2000]
-    names = block_hashes(range(2000), cuts, b"root")
-    assert flight.sharing.enter("slow", names, cuts, 0, ()) is None
-    assert flight.sharing.enter("fast", names, cuts, 1024, ()) is None
+    names, parts = block_hashes(range(2000), cuts, b"root"), flight.layout.of(cuts)
+    assert flight.sharing.enter("slow", names, parts, 0, ()) is None
+    assert flight.sharing.enter("fast", names, parts, 1024, ()) is None
 
 
 @settings(deadline=None, max_examples=60)

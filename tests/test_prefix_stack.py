@@ -27,11 +27,11 @@ from darkbloom_core.prefix import (
 
 FULL = LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8)
 WINDOW = LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8, window=300)
-LAYOUT = PartLayout([FULL, WINDOW], 256)
 COSTS = Costs(
     prefill_milliseconds_per_token=1.0, fetch_milliseconds_per_byte={RAM: 0.0, "disk": 0.0, "far": 0.0}
 )
 CUTS = [256, 512, 768, 1000]
+PARTS = PartLayout([FULL, WINDOW], 256).of(CUTS)
 NAMES = block_hashes(range(1000), CUTS, b"root")
 
 
@@ -91,11 +91,11 @@ def ledger():
 
 @pytest.fixture
 def stack(disk, ledger):
-    return CacheStack(RamTier(10**6), {"disk": disk}, LAYOUT, ledger)
+    return CacheStack(RamTier(10**6), {"disk": disk}, ledger)
 
 
 def content(block, part):
-    size = LAYOUT.part_bytes(block, part)
+    size = PARTS.part_bytes(block, part)
     return random.Random(f"{block}{part}").randbytes(size)
 
 
@@ -118,7 +118,7 @@ def fill(stack, blocks, *, ram=True):
 
 
 def plan_of(stack):
-    return plan_reuse(CUTS, LAYOUT, stack.where(NAMES), COSTS)
+    return plan_reuse(PARTS, stack.where(NAMES, PARTS), COSTS)
 
 
 def test_parts_are_taken_from_the_first_place_that_has_them(stack, disk):
@@ -171,7 +171,7 @@ def test_bytes_from_below_are_reserved_before_and_until_the_tier_has_let_go_of_t
 
 def test_without_memory_nothing_is_staged_and_nothing_is_left(disk):
     ledger = Ledger(lambda pool: 1000)
-    stack = CacheStack(RamTier(10**6), {"disk": disk}, LAYOUT, ledger)
+    stack = CacheStack(RamTier(10**6), {"disk": disk}, ledger)
     fill(stack, [0, 1, 2], ram=False)
     fill(stack, [0])
     assert stack.stage("r", plan_of(stack), NAMES) is None
@@ -182,7 +182,7 @@ def test_without_memory_nothing_is_staged_and_nothing_is_left(disk):
 def test_what_was_evicted_since_the_plan_is_a_miss(stack, ledger):
     fill(stack, [0, 1, 2])
     plan = plan_of(stack)
-    stack.ram.resize(LAYOUT.part_bytes(0, "full"))
+    stack.ram.resize(PARTS.part_bytes(0, "full"))
     assert stack.stage("r", plan, NAMES) is None
     assert not ledger.reservations()
 
@@ -218,7 +218,7 @@ def test_bytes_are_made_only_for_a_tier_that_lacks_the_part(stack, ledger):
 
     key = PartKey(NAMES[0], "full")
     assert stack.offer(key, "item", 10, saves_milliseconds=1.0, parent=None, data=refused)
-    alone = CacheStack(RamTier(100), {}, LAYOUT, ledger)
+    alone = CacheStack(RamTier(100), {}, ledger)
     assert alone.offer(key, "item", 10, saves_milliseconds=1.0, parent=None, data=refused)
 
 
@@ -269,7 +269,7 @@ class BrokenTier(BytesTier):
 @pytest.mark.parametrize("breaks", ["probe", "few", "fetch", "later", "little", "offer", "stats", "close"])
 def test_a_tier_that_fails_in_any_way_only_misses(breaks, ledger, caplog):
     tier = BrokenTier(None)
-    stack = CacheStack(RamTier(10**6), {"disk": tier}, LAYOUT, ledger)
+    stack = CacheStack(RamTier(10**6), {"disk": tier}, ledger)
     fill(stack, [0, 1, 2], ram=False)
     tier.breaks = breaks
     plan = plan_of(stack)
@@ -297,7 +297,7 @@ def test_a_tier_that_fails_in_any_way_only_misses(breaks, ledger, caplog):
 def test_whatever_is_evicted_resized_and_cancelled_meanwhile_nothing_leaks_and_no_byte_is_wrong(seed):
     chance = random.Random(seed)
     disk, ledger = BytesTier(), Ledger(lambda pool: 400_000)
-    stack = CacheStack(RamTier(150_000), {"disk": disk}, LAYOUT, ledger)
+    stack = CacheStack(RamTier(150_000), {"disk": disk}, ledger)
     open_stagings = []
     for step in range(30):
         match chance.randrange(5):
@@ -395,7 +395,7 @@ def test_the_tiers_below_hear_what_ram_serves_and_say_what_they_would_take(stack
 @pytest.mark.parametrize("breaks", ["used", "few"])
 def test_a_tier_that_cannot_say_what_it_would_take_takes_nothing(breaks, ledger):
     tier = BrokenTier(breaks)
-    stack = CacheStack(RamTier(10**6), {"disk": tier}, LAYOUT, ledger)
+    stack = CacheStack(RamTier(10**6), {"disk": tier}, ledger)
     assert stack.used([PartKey(name, "full") for name in NAMES]) == ()
     assert stack.faults() == {"disk": 1}
     stack.close()

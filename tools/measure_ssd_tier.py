@@ -33,7 +33,6 @@ from darkbloom_core.telemetry import SinkEmitter
 
 SHAPES = Path(darkbloom_bench.__file__).parent / "shapes"
 GRID_TOKENS = 256
-BLOCK_TOKENS = 256
 PIECE_BYTES = 1024**2
 MEBIBYTE = 1024**2
 
@@ -42,8 +41,8 @@ def parts_of(shape: str, tokens: int) -> list[tuple[PartKey, int]]:
     """What a reuse of ``tokens`` tokens of this model needs: keys and bytes."""
     config = json.loads((SHAPES / f"{shape}.json").read_text())
     description = load_plugins().family_for(config).describe(config, Device("cpu"))
-    layout = PartLayout(description.layers, GRID_TOKENS)
-    wanted = [(block, PART_NAMES[0]) for block in range(tokens // BLOCK_TOKENS) if layout.needs_full(block)]
+    layout = PartLayout(description.layers, GRID_TOKENS).of(range(GRID_TOKENS, tokens + 1, GRID_TOKENS))
+    wanted = [(block, PART_NAMES[0]) for block in range(layout.count(tokens)) if layout.needs_full(block)]
     wanted += layout.needs_at(tokens)
     return [
         (PartKey(hashlib.sha256(f"{block}".encode()).digest(), part), layout.part_bytes(block, part))

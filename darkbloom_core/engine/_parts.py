@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, cast
 
 import mlx.core as mx
 
 from darkbloom_core.contracts import ELEMENT_BYTES, Dtype, LayerKind
 from darkbloom_core.engine._kv import MLX_DTYPES, CapturedLayers, KvStore, Row
-from darkbloom_core.prefix import BLOCK_TOKENS, PartLayout, PartName, Piece, StagedPart
+from darkbloom_core.prefix import PartLayout, PartName, Piece, PromptParts, StagedPart
 
 GROUP_BYTES = 32 * 1024**2
 
@@ -30,17 +31,17 @@ class HeldPart:
 
 
 def packed(
-    layout: PartLayout, captured: CapturedLayers, block: int, part: PartName, end: int
+    parts: PromptParts, captured: CapturedLayers, block: int, part: PartName, end: int
 ) -> mx.array | None:
     """The part of ``block``, lazily, out of what ``KvStore.capture`` gave of tokens that end at ``end``.
 
     None if the row did not keep some of its tokens.
     """
-    dtype, pieces = layout.dtype(part), []
-    for piece in layout.pieces(block, part):
+    dtype, pieces = parts.layout.dtype(part), []
+    for piece in parts.pieces(block, part):
         array = captured[piece.layer][_index(piece)]
         if part != "state":
-            first = block * BLOCK_TOKENS + piece.first_token - (end - array.shape[2])
+            first = parts.blocks[block].start + piece.first_token - (end - array.shape[2])
             if first < 0:
                 return None
             array = array[:, :, first : first + piece.tokens]
@@ -59,7 +60,7 @@ def part_array(layout: PartLayout, staged: StagedPart) -> mx.array:
 
 
 def adopt(
-    layout: PartLayout, store: KvStore, row: Row, staged: Sequence[StagedPart], tokens: int
+    parts: PromptParts, store: KvStore, row: Row, staged: Sequence[StagedPart], tokens: int
 ) -> Iterator[list[HeldPart]]:
     """Write parts into ``row``, which then holds ``tokens`` tokens, some at a time.
 
@@ -68,56 +69,67 @@ def adopt(
     """
     store.make_room(row, tokens)
     full = [one for one in staged if one.part == "full"]
-    for group in _groups(layout, full):
-        held = _held(layout, group)
-        store.restore(row, _full_layers(layout, store.layers, held), (held[-1].block + 1) * BLOCK_TOKENS)
+    for group in _groups(parts, full):
+        held = _held(parts.layout, group)
+        store.restore(row, _full_layers(parts, store.layers, held), parts.blocks[held[-1].block].end)
         mx.eval(store.arrays_of(row))
         yield held
-    held = _held(layout, [one for one in staged if one.part != "full"])
+    held = _held(parts.layout, [one for one in staged if one.part != "full"])
     if held:
-        store.restore(row, _tail_layers(layout, store.layers, held, tokens), tokens)
+        store.restore(row, _tail_layers(parts, store.layers, held, tokens), tokens)
         mx.eval(store.arrays_of(row))
         yield held
 
 
-def _groups(layout: PartLayout, parts: Sequence[StagedPart]) -> Iterator[Sequence[StagedPart]]:
-    """``parts`` of blocks that follow each other, cut so that each group is small."""
-    if parts:
-        count = max(1, GROUP_BYTES // layout.part_bytes(parts[0].block, parts[0].part))
-        for first in range(0, len(parts), count):
-            yield parts[first : first + count]
+def _groups(parts: PromptParts, staged: Sequence[StagedPart]) -> Iterator[Sequence[StagedPart]]:
+    """Full parts of blocks that follow each other, cut so that each group is small."""
+    group: list[StagedPart] = []
+    size_bytes = 0
+    for one in staged:
+        size_bytes += parts.part_bytes(one.block, one.part)
+        if group and size_bytes > GROUP_BYTES:
+            yield group
+            group, size_bytes = [], parts.part_bytes(one.block, one.part)
+        group.append(one)
+    if group:
+        yield group
 
 
-def _held(layout: PartLayout, parts: Sequence[StagedPart]) -> list[HeldPart]:
-    return [HeldPart(one.block, one.part, part_array(layout, one), one.data is not None) for one in parts]
+def _held(layout: PartLayout, staged: Sequence[StagedPart]) -> list[HeldPart]:
+    return [HeldPart(one.block, one.part, part_array(layout, one), one.data is not None) for one in staged]
 
 
-def _full_layers(layout: PartLayout, layers: Sequence[LayerKind], held: Sequence[HeldPart]) -> CapturedLayers:
-    """K and V ``[1, kv_heads, blocks x 256, dim]`` of every full layer; nothing of the others."""
-    stacked = mx.stack([one.array for one in held])
-    found: list[list[mx.array]] = [[] for _ in layers]
-    for piece in layout.pieces(held[0].block, "full"):
-        heads, tokens, dim = piece.shape
-        together = _cut(stacked, piece).reshape(len(held), heads, tokens, dim).swapaxes(0, 1)
-        found[piece.layer].append(together.reshape(1, heads, len(held) * tokens, dim))
-    return tuple(tuple(arrays) for arrays in found)
+def _full_layers(parts: PromptParts, layers: Sequence[LayerKind], held: Sequence[HeldPart]) -> CapturedLayers:
+    """K and V ``[1, kv_heads, tokens, dim]`` of every full layer; nothing of the others."""
+    found: list[dict[int, list[mx.array]]] = [{} for _ in layers]
+    for _, equal in groupby(held, lambda one: one.array.size):  # blocks of one length are cut together
+        blocks = list(equal)
+        stacked = mx.stack([one.array for one in blocks])
+        for piece in parts.pieces(blocks[0].block, "full"):
+            heads, tokens, dim = piece.shape
+            together = _cut(stacked, piece).reshape(len(blocks), heads, tokens, dim).swapaxes(0, 1)
+            array = together.reshape(1, heads, len(blocks) * tokens, dim)
+            found[piece.layer].setdefault(_index(piece), []).append(array)
+    return _by_layer(found)
 
 
 def _tail_layers(
-    layout: PartLayout, layers: Sequence[LayerKind], held: Sequence[HeldPart], tokens: int
+    parts: PromptParts, layers: Sequence[LayerKind], held: Sequence[HeldPart], tokens: int
 ) -> CapturedLayers:
     """K and V of every window layer up to ``tokens``, and the states; nothing of the others."""
     found: list[dict[int, list[mx.array]]] = [{} for _ in layers]
     for one in held:
-        for piece in layout.pieces(one.block, one.part):
+        for piece in parts.pieces(one.block, one.part):
             window = layers[piece.layer].window
-            if window is not None and (one.block + 1) * BLOCK_TOKENS <= tokens - window:
+            if window is not None and parts.blocks[one.block].end <= tokens - window:
                 continue  # it is there for a layer with a longer window
             array = _cut(one.array, piece).reshape(1, *piece.shape)
             found[piece.layer].setdefault(_index(piece), []).append(array)
-    return tuple(
-        tuple(_joined(arrays[index]) for index in sorted(arrays)) if arrays else () for arrays in found
-    )
+    return _by_layer(found)
+
+
+def _by_layer(found: Sequence[dict[int, list[mx.array]]]) -> CapturedLayers:
+    return tuple(tuple(_joined(arrays[index]) for index in sorted(arrays)) for arrays in found)
 
 
 def _joined(arrays: list[mx.array]) -> mx.array:

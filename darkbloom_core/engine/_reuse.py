@@ -38,6 +38,7 @@ from darkbloom_core.prefix import (
     PictureSpan,
     PlannedFetch,
     PrefillSharing,
+    PromptParts,
     RamTier,
     Rates,
     ReusePlan,
@@ -68,7 +69,7 @@ class _Use:
     """One sequence. ``kept_tokens`` is how far its parts are captured, ``coming_bytes`` those that are not held yet."""
 
     live: Live
-    cuts: Sequence[int]
+    parts: PromptParts
     names: Sequence[bytes]
     plan: ReusePlan
     outcome: LookupOutcome = "absent"
@@ -129,11 +130,11 @@ class Reuse:
         self._on_fault = on_fault
         self.layout = PartLayout(store.layers, BLOCK_TOKENS if options.relaxed else numerics.chunk_tokens)
         tiers = options.open_tiers()
-        self.stack = CacheStack(RamTier(0), tiers, self.layout, share.ledger)
+        self.stack = CacheStack(RamTier(0), tiers, share.ledger)
         self.budget = CacheBudget(share, self.stack.ram, options.ram_bytes)
         self._spill = Spill(self.stack.offer_below, self.stack.ram.get) if tiers else None
-        self._policy = TailPolicy(self.layout)
-        self._sharing = PrefillSharing(self.layout)
+        self._policy = TailPolicy()
+        self._sharing = PrefillSharing()
         self.rates = Rates(self._assumed_rates(), self._measure_hit())
         if chunk_seconds is not None:
             self.took(numerics.chunk_tokens, chunk_seconds)
@@ -148,12 +149,13 @@ class Reuse:
     def admit(self, live: Live) -> None:
         """``live`` has its row. It may be held from now on."""
         ids, pictures = live.request.prompt.ids, picture_spans(live.request)
-        if len(ids) < self.layout.grid_tokens:
+        cuts = chunk_ends(len(ids), self.layout.grid_tokens, live.request.prompt.spans)
+        parts = self.layout.of(cuts)
+        if not parts.lines:
             self._count("short")
             return
-        cuts = chunk_ends(len(ids), self.layout.grid_tokens, live.request.prompt.spans)
         names = block_hashes(ids, cuts, self._root(live.request), pictures)
-        use = self._uses[live.request.id] = _Use(live, cuts, names, ReusePlan(tokens=0, reason="absent"))
+        use = self._uses[live.request.id] = _Use(live, parts, names, ReusePlan(tokens=0, reason="absent"))
         self._begin(use)
 
     def advance(self, patience_seconds: float, settle: Callable[[], None]) -> None:
@@ -206,8 +208,8 @@ class Reuse:
         plan = ReusePlan(tokens=0, reason="absent") if cold else self._plan(use)
         use.plan, use.staging = plan, None
         live.sequence.held = True
-        tails = self._policy.to_keep(use.cuts, use.names)
-        if self._sharing.enter(live.request.id, use.names, use.cuts, plan.tokens, tails) is not None:
+        tails = self._policy.to_keep(use.parts, use.names)
+        if self._sharing.enter(live.request.id, use.names, use.parts, plan.tokens, tails) is not None:
             self._waits += 1
         elif plan.tokens == 0:
             self._go_on(use)
@@ -215,13 +217,13 @@ class Reuse:
             self._stage(use, plan)
 
     def _plan(self, use: _Use) -> ReusePlan:
-        where = self.stack.where(use.names)
+        where = self.stack.where(use.names, use.parts)
         trusted = where if use.trusts_tiers else _only_ram(where)
-        plan = plan_reuse(use.cuts, self.layout, trusted, self.rates.costs())
+        plan = plan_reuse(use.parts, trusted, self.rates.costs())
         if not use.is_planned:
             use.is_planned, use.outcome = True, plan.reason
             if plan.missed_boundary is not None:
-                self._policy.missed(use.names[plan.missed_boundary // BLOCK_TOKENS - 1])
+                self._policy.missed(use.names[use.parts.count(plan.missed_boundary) - 1])
             if plan.reason == "cost":
                 self.rates.declined()
         return plan
@@ -266,7 +268,7 @@ class Reuse:
         use.fetched_after = seconds
         row = use.live.row
         assert row is not None
-        use.adoption = adopt(self.layout, self._store, row, parts, use.plan.tokens)
+        use.adoption = adopt(use.parts, self._store, row, parts, use.plan.tokens)
         return True
 
     def _patience(self, use: _Use) -> float:
@@ -323,7 +325,7 @@ class Reuse:
     def capture(self, live: Live, end: int) -> Capture | None:
         """The parts to keep of ``live``, whose chunk up to ``end`` is built but not launched."""
         use = self._uses.get(live.request.id)
-        if use is None or end % self.layout.grid_tokens:
+        if use is None or not use.parts.is_line(end):
             return None
         return self._capture(use, end, self._sharing.tails(live.request.id))
 
@@ -366,7 +368,7 @@ class Reuse:
         if self._spill is None:
             return
         full: list[tuple[int, PartName]] = [
-            (block, "full") for block in range(len(use.names)) if self.layout.needs_full(block)
+            (block, "full") for block in range(len(use.names)) if use.parts.needs_full(block)
         ]
         taken = [(fetch.block, fetch.part) for fetch in use.plan.fetches if fetch.part != "full"]
         parts = dict.fromkeys([*full, *taken, *sorted(tails)])
@@ -377,7 +379,8 @@ class Reuse:
         use = self._uses.get(live.request.id)
         if use is None or tokens % BLOCK_TOKENS:
             return None
-        return self._capture(use, tokens, frozenset(self.layout.needs_at(tokens)))
+        use.parts = self.layout.of(chunk_ends(tokens, self.layout.grid_tokens, live.request.prompt.spans))
+        return self._capture(use, tokens, frozenset(use.parts.needs_at(tokens)))
 
     def computed_decoded(self, capture: Capture) -> None:
         """Like ``computed``; the tokens up to the capture's end are in ``live.tokens`` now."""
@@ -391,22 +394,25 @@ class Reuse:
         self.computed(capture)
 
     def _capture(self, use: _Use, end: int, tails: frozenset[tuple[int, PartName]]) -> Capture | None:
-        row, first = use.live.row, use.kept_tokens // BLOCK_TOKENS
+        row, first = use.live.row, use.kept_tokens
         use.kept_tokens = end
         capture = Capture(use, end, is_whole=use.keeps)
         if not use.keeps or row is None:
             return capture
-        blocks = range(first, end // BLOCK_TOKENS)
+        numbers = [number for number, block in enumerate(use.parts.blocks) if first <= block.start < end]
         wanted = [
-            (block, part) for block in blocks for part in PART_NAMES if self._is_wanted(block, part, tails)
+            (number, part)
+            for number in numbers
+            for part in PART_NAMES
+            if (use.parts.needs_full(number) if part == "full" else (number, part) in tails)
         ]
-        captured = self._store.capture(row, first * BLOCK_TOKENS, end)
+        captured = self._store.capture(row, first, end)
         for block, part in wanted:
             key = PartKey(use.names[block], part) if block < len(use.names) else None
             if key is not None and self.stack.ram.probe(key) is not None:
                 capture.known.append(key)
                 continue
-            array = packed(self.layout, captured, block, part, end)
+            array = packed(use.parts, captured, block, part, end)
             if array is None:
                 capture.is_whole = False
             else:
@@ -414,9 +420,6 @@ class Reuse:
         use.coming_bytes += capture.size_bytes
         self._make_room()
         return capture
-
-    def _is_wanted(self, block: int, part: PartName, tails: frozenset[tuple[int, PartName]]) -> bool:
-        return self.layout.needs_full(block) if part == "full" else (block, part) in tails
 
     def _make_room(self, size_bytes: int = 0) -> None:
         """Reserve what is on its way to RAM."""
@@ -428,7 +431,7 @@ class Reuse:
             PartKey(use.names[one.block], one.part),
             one.array,
             one.array.nbytes,
-            saves_milliseconds=saved_milliseconds(one.block, one.part, self.layout, rate),
+            saves_milliseconds=saved_milliseconds(one.block, one.part, use.parts, rate),
             parent=use.names[one.block - 1] if one.block else None,
         )
 
@@ -477,13 +480,16 @@ class Reuse:
     def _measure_hit(self) -> float:
         """Milliseconds of the least adoption there is: one grid cell's, the second time."""
         tokens = self.layout.grid_tokens
-        blocks = range(tokens // BLOCK_TOKENS)
+        cell = self.layout.of([tokens])
         wanted = [
-            (block, part) for block in blocks for part in PART_NAMES if self.layout.part_bytes(block, part)
+            (block, part)
+            for block in range(len(cell.blocks))
+            for part in PART_NAMES
+            if cell.part_bytes(block, part)
         ]
         row = self._store.open_row(tokens, tokens + 1)
         captured = self._store.capture(row, 0, tokens)
-        arrays = [packed(self.layout, captured, block, part, tokens) for block, part in wanted]
+        arrays = [packed(cell, captured, block, part, tokens) for block, part in wanted]
         mx.eval(arrays)
         self._store.close_row(row)
         parts = [StagedPart(*one, array, None) for one, array in zip(wanted, arrays, strict=True)]
@@ -491,7 +497,7 @@ class Reuse:
         for _ in range(2):
             row = self._store.open_row(tokens, tokens + 1)
             began = time.monotonic()
-            for _ in adopt(self.layout, self._store, row, parts, tokens):
+            for _ in adopt(cell, self._store, row, parts, tokens):
                 pass
             seconds = time.monotonic() - began
             self._store.close_row(row)

@@ -3,14 +3,16 @@
 from darkbloom_core.prefix._hashing import (
     BLOCK_TOKENS,
     NO_SALT,
+    Block,
     Numerics,
     PictureSpan,
     block_hashes,
     chain_root,
     numerics_id,
+    prompt_blocks,
 )
 from darkbloom_core.prefix._keeping import TailPolicy, saved_milliseconds
-from darkbloom_core.prefix._layout import PART_NAMES, PartLayout, PartName, Piece
+from darkbloom_core.prefix._layout import PART_NAMES, PartLayout, PartName, Piece, PromptParts
 from darkbloom_core.prefix._plan import Costs, PlannedFetch, Reason, ReusePlan, Where, plan_reuse
 from darkbloom_core.prefix._ram import Pins, RamTier
 from darkbloom_core.prefix._rates import Rates
@@ -23,6 +25,7 @@ __all__ = [
     "NO_SALT",
     "PART_NAMES",
     "RAM",
+    "Block",
     "CacheStack",
     "Costs",
     "Numerics",
@@ -33,6 +36,7 @@ __all__ = [
     "Pins",
     "PlannedFetch",
     "PrefillSharing",
+    "PromptParts",
     "RamTier",
     "Rates",
     "Reason",
@@ -45,6 +49,7 @@ __all__ = [
     "chain_root",
     "numerics_id",
     "plan_reuse",
+    "prompt_blocks",
     "saved_milliseconds",
     "scope_salt",
 ]

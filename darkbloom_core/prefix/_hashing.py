@@ -1,24 +1,24 @@
 """Names of blocks: a chain of SHA-256 over all that decides the bits of a block's KV. Pure.
 
 Always true: two blocks with the same name hold the same bits. A name covers the numerics id
-and the scope's salt (both in the root of the chain), every token up to the block's end, the
-pictures behind its soft tokens, and how prefill cut the chunks that computed it. Every field
-of what is hashed has its length before it, so no two inputs share an encoding. The format,
-with test vectors, is in docs/prefix.md.
+and the scope's salt (both in the root of the chain), every token up to the block's end, the chunk
+that computes it, and the pictures in that chunk: they decide its masks, and those that touch
+see each other. Every field of what is hashed has its length before it, so no two inputs share
+an encoding. The format, with test vectors, is in docs/prefix.md.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 
 from darkbloom_core.contracts import LayerKind
 
 BLOCK_TOKENS = 256
-"""Tokens of a block."""
+"""The most tokens of a block."""
 
 DIGEST_BYTES = 32
 
@@ -52,6 +52,16 @@ class Numerics:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Tokens ``start`` to ``end - 1`` of a prompt; the chunk that computes them is ``chunk_start`` to ``chunk_end - 1``."""
+
+    start: int
+    end: int
+    chunk_start: int
+    chunk_end: int
+
+
+@dataclass(frozen=True, slots=True)
 class PictureSpan:
     """``length`` soft tokens from token ``start`` of the prompt, and the digest of their picture."""
 
@@ -79,10 +89,26 @@ def chain_root(numerics: bytes, salt: bytes = NO_SALT) -> bytes:
     return hashlib.sha256(joined([ROOT_DOMAIN, numerics, salt])).digest()
 
 
+def prompt_blocks(cuts: Sequence[int]) -> tuple[Block, ...]:
+    """The blocks of a prompt that a cold prefill runs in chunks that end at ``cuts``, ascending.
+
+    Each chunk is cut into blocks from its start on; its last block may be shorter. What is left
+    of the last chunk is one only if it ends where a block of text would: a longer prompt
+    ends no chunk elsewhere.
+    """
+    blocks = []
+    for first, last in pairwise([0, *cuts]):
+        for start in range(first, last, BLOCK_TOKENS):
+            end = min(last, start + BLOCK_TOKENS)
+            if end - start == BLOCK_TOKENS or last != cuts[-1] or end % BLOCK_TOKENS == 0:
+                blocks.append(Block(start, end, first, last))
+    return tuple(blocks)
+
+
 def block_hashes(
     tokens: Sequence[int], cuts: Sequence[int], root: bytes, pictures: Sequence[PictureSpan] = ()
 ) -> tuple[bytes, ...]:
-    """The name, 32 bytes, of each whole block of a prompt, the first block's first.
+    """The name, 32 bytes, of each of a prompt's ``prompt_blocks``.
 
     ``cuts`` are the ends of the chunks in which a cold prefill runs the prompt, ascending,
     the last one the prompt's length. Raises ``ValueError`` if they are not, or if a token
@@ -95,33 +121,31 @@ def block_hashes(
     ):
         raise ValueError(f"cuts must ascend to the prompt's {len(tokens)} tokens, not {list(cuts)[-3:]}")
     parent, names = root, []
-    for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        parent = hashlib.sha256(block_preimage(parent, tokens, cuts, pictures, start)).digest()
+    for block in prompt_blocks(cuts):
+        parent = hashlib.sha256(block_preimage(parent, tokens, block, pictures)).digest()
         names.append(parent)
     return tuple(names)
 
 
 def block_preimage(
-    parent: bytes, tokens: Sequence[int], cuts: Sequence[int], pictures: Sequence[PictureSpan], start: int
+    parent: bytes, tokens: Sequence[int], block: Block, pictures: Sequence[PictureSpan]
 ) -> bytes:
-    """What is hashed for the block of ``tokens`` that begins at ``start``."""
-    end = start + BLOCK_TOKENS
-    block = tokens[start:end]
-    if min(block) < 0 or max(block) >= 2**32:
+    """What is hashed for ``block`` of a prompt; ``pictures`` are those of the prompt, in order."""
+    start, held = block.start, tokens[block.start : block.end]
+    if min(held) < 0 or max(held) >= 2**32:
         raise ValueError(f"a token of the block at {start} does not fit into 32 bits")
-    held = sorted(
-        (span for span in pictures if span.start < end and start < span.start + span.length),
-        key=lambda span: span.start,
-    )
-    # a picture's place and length say which of its soft tokens these are, also beyond the block
-    spans = [struct.pack("<qQ", span.start - start, span.length) + span.digest for span in held]
+    spans = [
+        struct.pack("<qQ", span.start - start, span.length) + span.digest
+        for span in pictures
+        if span.start < block.chunk_end and block.chunk_start < span.start + span.length
+    ]
     return joined(
         [
             BLOCK_DOMAIN,
             parent,
-            struct.pack(f"<{len(block)}I", *block),
+            struct.pack(f"<{len(held)}I", *held),
             joined(spans),
-            b"".join(struct.pack("<q", cut - start) for cut in _cuts_around(cuts, start, end)),
+            struct.pack("<qq", block.chunk_start - start, block.chunk_end - start),
         ]
     )
 
@@ -129,12 +153,6 @@ def block_preimage(
 def joined(members: Iterable[bytes]) -> bytes:
     """Each member after its length as 8 little-endian bytes: no two lists of members come out the same."""
     return b"".join(struct.pack("<Q", len(member)) + member for member in members)
-
-
-def _cuts_around(cuts: Sequence[int], start: int, end: int) -> list[int]:
-    """Where the chunk of the block's first token begins, then every cut up to the first at or past its end."""
-    first = bisect_right(cuts, start)
-    return [cuts[first - 1] if first else 0, *cuts[first : bisect_left(cuts, end) + 1]]
 
 
 def _layer_encoding(layer: LayerKind) -> bytes:

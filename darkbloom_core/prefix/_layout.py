@@ -1,14 +1,14 @@
-"""What the parts of a block are: which tokens of which layers, packed in one array each. Pure tables.
+"""What the blocks of a prompt are, and what their parts are: which tokens of which layers, packed in one array each.
 
 | part | of a block | layers |
 |---|---|---|
 | full | all its tokens | those that keep every token |
-| window | those that a reuse ending at the next grid line, or later, can need | sliding ones |
-| state | the state after its last token, if that is a grid line | recurrent ones |
+| window | those that a reuse ending where its chunk ends, or later, can need | sliding ones |
+| state | the state after its last token, if its chunk ends there | recurrent ones |
 
-Always true: reuse ends on grid lines only, so what a row's rings hold when a chunk ends on a
-grid line is enough to capture the window parts of all its blocks. Layers that borrow have
-nothing in any part. All sizes come from ``LayerKind.parts``.
+Pure tables. Always true: reuse ends where a chunk ends, so what a row's rings hold there is
+enough to capture the window parts of all the chunk's blocks, and no block lies in two chunks.
+Layers that borrow have nothing in any part. All sizes come from ``LayerKind.parts``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import prod
 from typing import Literal, TypeAlias
 
 from darkbloom_core.contracts import ELEMENT_BYTES, Dtype, LayerKind, StatePart
-from darkbloom_core.prefix._hashing import BLOCK_TOKENS
+from darkbloom_core.prefix._hashing import BLOCK_TOKENS, Block, prompt_blocks
 
 PartName: TypeAlias = Literal["full", "window", "state"]
 PART_NAMES: tuple[PartName, ...] = ("full", "window", "state")
@@ -57,73 +57,102 @@ class PartLayout:
         if grid_tokens <= 0 or grid_tokens % BLOCK_TOKENS:
             raise ValueError(f"the grid must be a multiple of {BLOCK_TOKENS} tokens, not {grid_tokens}")
         self.grid_tokens = grid_tokens
-        self._blocks_of_grid = grid_tokens // BLOCK_TOKENS
         self._layers = tuple(layers)
-        self._reach_tokens = max(
+        self.reach_tokens = max(
             (part.window or 0 for layer in layers for part in layer.parts if part.extent == "window"),
             default=0,
         )
-        self._tables = [
-            {name: tuple(self._table(place, name)) for name in PART_NAMES}
-            for place in range(self._blocks_of_grid)
-        ]
-        self._sizes = [
-            {name: sum(piece.size_bytes for piece in pieces) for name, pieces in tables.items()}
-            for tables in self._tables
-        ]
+        self._tables: dict[tuple[int, PartName], tuple[tuple[Piece, ...], int]] = {}
 
-    def pieces(self, block: int, part: PartName) -> tuple[Piece, ...]:
-        """What the part of block number ``block``, counted from 0, is made of, in order; empty if it has none."""
-        return self._tables[block % self._blocks_of_grid][part]
-
-    def part_bytes(self, block: int, part: PartName) -> int:
-        """Length of the packed part; 0 if the block has no such part."""
-        return self._sizes[block % self._blocks_of_grid][part]
+    def of(self, cuts: Sequence[int]) -> PromptParts:
+        """The parts of a prompt of which a cold prefill runs the chunks that end at ``cuts``."""
+        return PromptParts(self, cuts)
 
     def dtype(self, part: PartName) -> Dtype | None:
         """The dtype of every piece of the part; None if pieces differ, or there are none."""
-        found = {piece.dtype for tables in self._tables for piece in tables[part]}
+        found = {
+            one.dtype for layer in self._layers for one in layer.parts if _PART_OF_EXTENT[one.extent] == part
+        }
         return found.pop() if len(found) == 1 else None
 
-    def boundaries(self, cuts: Sequence[int]) -> list[int]:
-        """Where reuse of a prompt may end, in tokens: cuts on the grid that leave a token to compute."""
-        return [cut for cut in cuts[:-1] if cut % self.grid_tokens == 0]
+    def table(self, block: Block, part: PartName) -> tuple[tuple[Piece, ...], int]:
+        """The pieces of the packed part, in order, and its length in bytes; nothing if the block has no such part."""
+        rest = block.chunk_end - block.start  # this alone says which tokens belong to the part
+        if (rest, part) not in self._tables:
+            pieces = tuple(self._pieces(rest, part))
+            self._tables[rest, part] = (pieces, sum(piece.size_bytes for piece in pieces))
+        return self._tables[rest, part]
 
-    def needs_full(self, block: int) -> bool:
-        """Whether a reuse needs this block's full part."""
-        return self.part_bytes(block, "full") > 0
-
-    def needs_at(self, boundary: int) -> tuple[tuple[int, PartName], ...]:
-        """Besides full parts: the (block, part) that a reuse ending at token ``boundary``, on the grid, needs."""
-        blocks = boundary // BLOCK_TOKENS
-        first = max(0, (boundary - self._reach_tokens) // BLOCK_TOKENS)
-        windows: list[tuple[int, PartName]] = [(block, "window") for block in range(first, blocks)]
-        states: list[tuple[int, PartName]] = [(blocks - 1, "state")]
-        return tuple(one for one in windows + states if self.part_bytes(*one))
-
-    def _table(self, place: int, name: PartName) -> Iterator[Piece]:
+    def _pieces(self, rest: int, name: PartName) -> Iterator[Piece]:
         offset = 0
         for index, layer in enumerate(self._layers):
             for part in layer.parts:
-                piece = self._piece(place, index, part, offset) if _belongs(part, name) else None
+                piece = (
+                    self._piece(rest, index, part, offset) if _PART_OF_EXTENT[part.extent] == name else None
+                )
                 if piece is not None:
                     offset += piece.size_bytes
                     yield piece
 
-    def _piece(self, place: int, layer: int, part: StatePart, offset: int) -> Piece | None:
-        """``place`` is which block of a grid cell it is."""
+    def _piece(self, rest: int, layer: int, part: StatePart, offset: int) -> Piece | None:
+        """Of a block whose chunk ends ``rest`` tokens after the block's start."""
         if part.extent == "constant":
-            is_last = place == self._blocks_of_grid - 1
-            return Piece(layer, part.name, 0, 0, part.shape, part.dtype, offset) if is_last else None
-        first = 0
-        if part.window is not None:
-            first = max(0, self.grid_tokens - part.window - place * BLOCK_TOKENS)
-        tokens = BLOCK_TOKENS - first
+            ends_chunk = rest <= BLOCK_TOKENS
+            return Piece(layer, part.name, 0, 0, part.shape, part.dtype, offset) if ends_chunk else None
+        first = 0 if part.window is None else max(0, rest - part.window)
+        tokens = min(BLOCK_TOKENS, rest) - first
         if tokens <= 0:
             return None
         heads, dim = part.shape
         return Piece(layer, part.name, first, tokens, (heads, tokens, dim), part.dtype, offset)
 
 
-def _belongs(part: StatePart, name: PartName) -> bool:
-    return {"full": "full", "window": "window", "constant": "state"}[part.extent] == name
+class PromptParts:
+    """The blocks of one prompt, by number from 0, and their parts. ``cuts`` are the ends of its chunks.
+
+    ``lines`` are the chunk ends at which this prompt or one that goes on from it can be
+    reused: all but the prompt's own end, and that if it is on the grid.
+    """
+
+    def __init__(self, layout: PartLayout, cuts: Sequence[int]) -> None:
+        self.layout = layout
+        self.blocks = prompt_blocks(cuts)
+        ends = [*cuts[:-1], *(cut for cut in cuts[-1:] if cut % layout.grid_tokens == 0)]
+        self._counts = dict.fromkeys(ends, 0)
+        for number, block in enumerate(self.blocks):
+            if block.end in self._counts:
+                self._counts[block.end] = number + 1
+        self.lines: tuple[int, ...] = tuple(ends)
+        self.boundaries: tuple[int, ...] = tuple(cuts[:-1])
+        """Where reuse of this prompt may end, in tokens: chunk ends that leave a token to compute."""
+
+    def count(self, line: int) -> int:
+        """How many blocks there are before a line."""
+        return self._counts[line]
+
+    def is_line(self, tokens: int) -> bool:
+        return tokens in self._counts
+
+    def pieces(self, block: int, part: PartName) -> tuple[Piece, ...]:
+        """What the part of block number ``block`` is made of, in order; empty if it has none."""
+        return self.layout.table(self.blocks[block], part)[0]
+
+    def part_bytes(self, block: int, part: PartName) -> int:
+        """Length of the packed part; 0 if the block has no such part."""
+        return self.layout.table(self.blocks[block], part)[1]
+
+    def needs_full(self, block: int) -> bool:
+        """Whether a reuse needs this block's full part."""
+        return self.part_bytes(block, "full") > 0
+
+    def needs_at(self, line: int) -> tuple[tuple[int, PartName], ...]:
+        """Besides full parts: the (block, part) that a reuse ending at this line needs."""
+        last = first = self.count(line)
+        while first > 0 and self.blocks[first - 1].end > line - self.layout.reach_tokens:
+            first -= 1
+        windows: list[tuple[int, PartName]] = [(block, "window") for block in range(first, last)]
+        states: list[tuple[int, PartName]] = [(last - 1, "state")]
+        return tuple(one for one in windows + states if self.part_bytes(*one))
+
+
+_PART_OF_EXTENT: dict[str, PartName] = {"full": "full", "window": "window", "constant": "state"}

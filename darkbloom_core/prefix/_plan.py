@@ -1,7 +1,7 @@
 """How much of a prompt to take from the cache, and which parts to fetch for it. Pure.
 
-Always true: reuse ends where a cold prefill would end a chunk, on the grid, and leaves at
-least one token to compute; every part that is needed is there; a hit whose fetch takes
+Always true: reuse ends where a cold prefill would end a chunk, and leaves at least one token
+to compute; every part that is needed is there; a hit whose fetch takes
 longer than the prefill that it saves is not taken.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from darkbloom_core.prefix._hashing import BLOCK_TOKENS
-from darkbloom_core.prefix._layout import PartLayout, PartName
+from darkbloom_core.prefix._layout import PartName, PromptParts
 
 Where: TypeAlias = Callable[[int, PartName], str | None]
 """Block number, part: the place that has it, the cheapest one if there are several, or None."""
@@ -63,27 +62,22 @@ class ReusePlan:
         return sum(fetch.size_bytes for fetch in self.fetches)
 
 
-def plan_reuse(cuts: Sequence[int], layout: PartLayout, where: Where, costs: Costs) -> ReusePlan:
-    """The longest boundary that can be reused and pays.
-
-    ``cuts`` are the ends of the chunks in which a cold prefill runs the prompt, the last
-    one the prompt's length; media spans have their say there.
-    """
-    boundaries = layout.boundaries(cuts)
-    if not boundaries:
+def plan_reuse(parts: PromptParts, where: Where, costs: Costs) -> ReusePlan:
+    """The longest boundary of the prompt that can be reused and pays."""
+    if not parts.boundaries:
         return ReusePlan(tokens=0, reason="short")
-    full = _full_parts(boundaries[-1] // BLOCK_TOKENS, layout, where)
-    reachable = [boundary for boundary in boundaries if boundary // BLOCK_TOKENS <= len(full)]
+    full = _full_parts(parts.count(parts.boundaries[-1]), parts, where)
+    reachable = [boundary for boundary in parts.boundaries if parts.count(boundary) <= len(full)]
     if not reachable:
         return ReusePlan(tokens=0, reason="absent")
     missed: int | None = None
     affordable = True
     for boundary in reversed(reachable):
-        tail = _fetches(layout.needs_at(boundary), layout, where)
+        tail = _fetches(parts.needs_at(boundary), parts, where)
         if tail is None:
             missed = missed or boundary
             continue
-        fetches = (*(one for one in full[: boundary // BLOCK_TOKENS] if one is not None), *tail)
+        fetches = (*(one for one in full[: parts.count(boundary)] if one is not None), *tail)
         spent = costs.hit_milliseconds + sum(
             one.size_bytes * costs.fetch_milliseconds_per_byte[one.place] for one in fetches
         )
@@ -101,14 +95,14 @@ def plan_reuse(cuts: Sequence[int], layout: PartLayout, where: Where, costs: Cos
     return ReusePlan(tokens=0, reason="window" if affordable else "cost", missed_boundary=missed)
 
 
-def _full_parts(blocks: int, layout: PartLayout, where: Where) -> list[PlannedFetch | None]:
+def _full_parts(blocks: int, parts: PromptParts, where: Where) -> list[PlannedFetch | None]:
     """For each block from the first on whose full part is there: what to fetch, None if it has no full part."""
     found: list[PlannedFetch | None] = []
     for block in range(blocks):
-        if not layout.needs_full(block):
+        if not parts.needs_full(block):
             found.append(None)
             continue
-        fetches = _fetches(((block, "full"),), layout, where)
+        fetches = _fetches(((block, "full"),), parts, where)
         if fetches is None:
             break
         found += fetches
@@ -116,7 +110,7 @@ def _full_parts(blocks: int, layout: PartLayout, where: Where) -> list[PlannedFe
 
 
 def _fetches(
-    needed: Sequence[tuple[int, PartName]], layout: PartLayout, where: Where
+    needed: Sequence[tuple[int, PartName]], parts: PromptParts, where: Where
 ) -> list[PlannedFetch] | None:
     """What to fetch; None if anything is missing."""
     fetches = []
@@ -124,5 +118,5 @@ def _fetches(
         place = where(block, part)
         if place is None:
             return None
-        fetches.append(PlannedFetch(block, part, place, layout.part_bytes(block, part)))
+        fetches.append(PlannedFetch(block, part, place, parts.part_bytes(block, part)))
     return fetches

@@ -9,17 +9,15 @@ it could not be kept, nobody waits for it any longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from darkbloom_core.prefix._hashing import BLOCK_TOKENS
-from darkbloom_core.prefix._layout import PartLayout, PartName
+from darkbloom_core.prefix._layout import PartName, PromptParts
 
 
 @dataclass(slots=True, eq=False)
 class _Leader:
-    names: Sequence[bytes]
-    lines: frozenset[int]
+    names: Mapping[int, bytes]  # of the block before each line
     done: int
     keeps: set[tuple[int, PartName]]
     shares: bool = True
@@ -28,8 +26,7 @@ class _Leader:
 class PrefillSharing:
     """Of one model. Used by the engine's thread; requests are told apart by their ids."""
 
-    def __init__(self, layout: PartLayout) -> None:
-        self._layout = layout
+    def __init__(self) -> None:
         self._leaders: dict[str, _Leader] = {}
         self._waiting: dict[str, tuple[str, int]] = {}
 
@@ -37,7 +34,7 @@ class PrefillSharing:
         self,
         request: str,
         names: Sequence[bytes],
-        cuts: Sequence[int],
+        parts: PromptParts,
         start: int,
         tails: Iterable[tuple[int, PartName]],
     ) -> int | None:
@@ -46,21 +43,21 @@ class PrefillSharing:
         Gives the boundary that it should wait for, since another request is on the way
         there, or None if it should go on at once. It is asked again, with what is reusable
         then, when it need not wait any more (``waits``). ``names`` are those of its blocks,
-        ``cuts`` its chunk ends, ``tails`` what it is going to keep.
+        ``parts`` theirs, ``tails`` what it is going to keep.
         """
         self.leave(request)
         best: tuple[int, str] | None = None
         for other, leader in self._leaders.items():
-            boundary = self._meeting(leader, names, cuts, start)
+            boundary = self._meeting(leader, names, parts, start)
             if boundary is not None and (best is None or boundary > best[0]):
                 best = (boundary, other)
         if best is not None:
             boundary, other = best
-            self._leaders[other].keeps.update(self._layout.needs_at(boundary))
+            self._leaders[other].keeps.update(parts.needs_at(boundary))
             self._waiting[request] = (other, boundary)
             return boundary
-        lines = frozenset(cut for cut in cuts if cut % self._layout.grid_tokens == 0)
-        self._leaders[request] = _Leader(names, lines, start, set(tails))
+        named = {line: names[parts.count(line) - 1] for line in parts.lines}
+        self._leaders[request] = _Leader(named, start, set(tails))
         return None
 
     def tails(self, request: str) -> frozenset[tuple[int, PartName]]:
@@ -97,18 +94,15 @@ class PrefillSharing:
     def is_empty(self) -> bool:
         return not self._leaders and not self._waiting
 
-    def _meeting(
-        self, leader: _Leader, names: Sequence[bytes], cuts: Sequence[int], start: int
-    ) -> int | None:
+    def _meeting(self, leader: _Leader, names: Sequence[bytes], parts: PromptParts, start: int) -> int | None:
         """The last boundary of the newcomer that ``leader`` will compute and can still keep all parts of."""
         if start > leader.done or not leader.shares:
             return None
-        for boundary in reversed(self._layout.boundaries(cuts)):
+        for boundary in reversed(parts.boundaries):
             if boundary <= leader.done:
                 return None
-            block = boundary // BLOCK_TOKENS - 1
-            if boundary in leader.lines and leader.names[block] == names[block]:
-                needed = self._layout.needs_at(boundary)
-                if all(one in leader.keeps or one[0] * BLOCK_TOKENS >= leader.done for one in needed):
+            if leader.names.get(boundary) == names[parts.count(boundary) - 1]:
+                needed = parts.needs_at(boundary)
+                if all(one in leader.keeps or parts.blocks[one[0]].start >= leader.done for one in needed):
                     return boundary
         return None

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from darkbloom_core.contracts import CacheTier, Fetch, PartKey, TierStats
 from darkbloom_core.memory import Ledger
-from darkbloom_core.prefix._layout import PART_NAMES, PartLayout, PartName
+from darkbloom_core.prefix._layout import PART_NAMES, PartName, PromptParts
 from darkbloom_core.prefix._plan import PlannedFetch, ReusePlan, Where
 from darkbloom_core.prefix._ram import Pins, RamTier
 
@@ -41,21 +41,18 @@ class StagedPart:
 class CacheStack:
     """One model's tiers. ``lower`` are the open tiers below RAM, fastest first, by name. Thread-safe."""
 
-    def __init__(
-        self, ram: RamTier, lower: Mapping[str, CacheTier], layout: PartLayout, ledger: Ledger
-    ) -> None:
+    def __init__(self, ram: RamTier, lower: Mapping[str, CacheTier], ledger: Ledger) -> None:
         self.ram = ram
         self._lower = {name: _Guarded(name, tier) for name, tier in lower.items()}
-        self._layout = layout
         self._ledger = ledger
 
-    def where(self, names: Sequence[bytes]) -> Where:
-        """What the planner asks: each part's first place from the top, as it is now."""
+    def where(self, names: Sequence[bytes], parts: PromptParts) -> Where:
+        """What the planner asks of a prompt's blocks: each part's first place from the top, as it is now."""
         sizes = {
             (block, part): size
             for block in range(len(names))
             for part in PART_NAMES
-            if (size := self._layout.part_bytes(block, part))
+            if (size := parts.part_bytes(block, part))
         }
         places = {one: RAM for one in sizes if self.ram.probe(PartKey(names[one[0]], one[1])) is not None}
         for place, tier in self._lower.items():

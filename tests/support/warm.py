@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -13,8 +13,9 @@ import numpy as np
 from toy_engine import GREEDY, request
 from toy_family import VOCABULARY, ToyCodec
 
-from darkbloom_core.contracts import TierStats
+from darkbloom_core.contracts import MediaSpan, TierStats
 from darkbloom_core.engine import Engine, EngineOptions, OutputEnd, PrefixOptions, _chunk, _runner
+from darkbloom_core.engine._pictures import PICTURES
 from darkbloom_core.engine._sampling import Sampler
 from darkbloom_core.prefix import Numerics
 
@@ -83,26 +84,28 @@ class Warm:
         return self.engine.submit(request(name, ids, most, GREEDY, **more))
 
     def is_at_rest(self) -> bool:
-        """Whether nothing runs, and what is reserved are the slabs and what the cache may hold."""
+        """Whether nothing runs, and what is reserved are the slabs and what the caches may hold."""
         status = self.engine.status()
         held = status.prefix.reserved_bytes
         shared = self.engine._share.reservations()
         return (
             status.running == status.waiting == 0
-            and status.kv_bytes_reserved == status.kv_bytes_used
+            and status.kv_bytes_reserved == status.kv_bytes_used + shared.get(PICTURES, 0)
             and shared.get("prefix cache", 0) == held
             and self.reuse._sharing.is_empty
             and not self.reuse._uses
             and status.prefix.tiers["ram"].detail["pinned_bytes"] == 0
         )
 
-    def run_cold(self, ids: Sequence[int], most: int = 4) -> Ran:
+    def run_cold(self, ids: Sequence[int], most: int = 4, **more) -> Ran:
         """Run one request in a scope that nobody was in before."""
         self._scopes += 1
-        return self.run(ids, most, scope=f"cold {self._scopes}")
+        return self.run(ids, most, scope=f"cold {self._scopes}", **more)
 
-    def run(self, ids: Sequence[int], most: int = 4, **more) -> Ran:
-        """Run one request alone."""
+    def run(self, ids: Sequence[int], most: int = 4, spans: Sequence[MediaSpan] = (), **more) -> Ran:
+        """Run one request alone; ``pictures`` are those of its ``spans``."""
+        asked = request("r", ids, most, GREEDY, **more)
+        asked = replace(asked, prompt=replace(asked.prompt, spans=tuple(spans)))
         chunks: list[tuple[int, int]] = []
         attended: list[tuple[int, int, str]] = []
         kept: dict[int, np.ndarray] = {}
@@ -128,7 +131,7 @@ class Warm:
             patch.object(_runner, "ChunkBatch", NotingBatch),
             patch.object(_runner, "Sampler", Keeping),
         ):
-            *_, end = events = list(self.engine.submit(request("r", ids, most, GREEDY, **more)))
+            *_, end = events = list(self.engine.submit(asked))
         assert end.error is None, end.error
         tokens = [ord(c) - 32 for e in events for d in getattr(e, "deltas", ()) for c in d.text]
         logits = [np.array(kept[step].astype(mx.float32))[0] for step in range(len(tokens))]

@@ -30,34 +30,34 @@ LAYOUTS = {
 
 
 def prompt(layout, blocks, branch=0, shared=None):
-    """Cuts and names of a prompt of whole blocks and a token."""
+    """Parts and names of a prompt of whole blocks and a token."""
     shared = blocks if shared is None else shared
     ids = [number % 97 for number in range(256 * shared)] + [98 + branch] * (256 * (blocks - shared) + 1)
     grid = layout.grid_tokens
     cuts = [*range(grid, len(ids), grid), len(ids)]
-    return cuts, block_hashes(ids, cuts, chain_root(b"n" * 32, b""))
+    return layout.of(cuts), block_hashes(ids, cuts, chain_root(b"n" * 32, b""))
 
 
-def parts_of(layout, cuts, names):
+def needed(parts):
     """Every part that a reuse at the last boundary needs, in order."""
-    boundary = layout.boundaries(cuts)[-1]
-    full = [(block, "full") for block in range(boundary // 256) if layout.needs_full(block)]
-    return boundary, [*full, *layout.needs_at(boundary)]
+    boundary = parts.boundaries[-1]
+    full = [(block, "full") for block in range(parts.count(boundary)) if parts.needs_full(block)]
+    return [*full, *parts.needs_at(boundary)]
 
 
-def bytes_of(layout, names, block, part):
-    return random.Random(names[block] + part.encode()).randbytes(layout.part_bytes(block, part))
+def bytes_of(parts, names, block, part):
+    return random.Random(names[block] + part.encode()).randbytes(parts.part_bytes(block, part))
 
 
-def offer_all(stack, layout, cuts, names):
-    for block, part in parts_of(layout, cuts, names)[1]:
-        data = bytes_of(layout, names, block, part)
+def offer_all(stack, parts, names):
+    for block, part in needed(parts):
+        data = bytes_of(parts, names, block, part)
         stack.offer_below(PartKey(names[block], part), lambda data=data: memoryview(data))
 
 
-def staged(stack, layout, cuts, names, request="r"):
+def staged(stack, parts, names, request="r"):
     """Stage the prompt; gives how many tokens came, and checks their bytes."""
-    plan = plan_reuse(cuts, layout, stack.where(names), COSTS)
+    plan = plan_reuse(parts, stack.where(names, parts), COSTS)
     if plan.tokens == 0:
         return 0
     staging = stack.stage(request, plan, names)
@@ -68,11 +68,11 @@ def staged(stack, layout, cuts, names, request="r"):
         while not staging.is_ready:
             assert time.monotonic() < until
             time.sleep(0.0005)
-        parts = staging.parts()
-        if parts is None:
+        came = staging.parts()
+        if came is None:
             return 0
-        for each in parts:
-            assert bytes(each.data) == bytes_of(layout, names, each.block, each.part)
+        for each in came:
+            assert bytes(each.data) == bytes_of(parts, names, each.block, each.part)
         return plan.tokens
     finally:
         staging.close()
@@ -81,13 +81,13 @@ def staged(stack, layout, cuts, names, request="r"):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_after_a_restart_nothing_of_a_prompt_is_computed_again_windows_included(place, name):
     layout, ledger = LAYOUTS[name], Ledger(lambda pool: 1 << 30)
-    cuts, names = prompt(layout, 10)
+    parts, names = prompt(layout, 10)
     tier = place.open()
-    offer_all(CacheStack(RamTier(0), {"disk": tier}, layout, ledger), layout, cuts, names)
+    offer_all(CacheStack(RamTier(0), {"disk": tier}, ledger), parts, names)
     assert tier.settle()
     place.restart()
-    stack = CacheStack(RamTier(0), {"disk": place.open()}, layout, ledger)
-    assert staged(stack, layout, cuts, names) == 2560
+    stack = CacheStack(RamTier(0), {"disk": place.open()}, ledger)
+    assert staged(stack, parts, names) == 2560
     assert not ledger.reservations()
     assert stack.faults() == {"disk": 0}
 
@@ -95,14 +95,14 @@ def test_after_a_restart_nothing_of_a_prompt_is_computed_again_windows_included(
 def test_a_damaged_part_costs_a_hit_and_the_next_one_uses_the_rest(place):
     layout, ledger = LAYOUTS["a window shorter than a block"], Ledger(lambda pool: 1 << 30)
     tier = place.open()
-    stack = CacheStack(RamTier(0), {"disk": tier}, layout, ledger)
+    stack = CacheStack(RamTier(0), {"disk": tier}, ledger)
     for blocks in (3, 6):
-        cuts, names = prompt(layout, blocks)
-        offer_all(stack, layout, cuts, names)
+        parts, names = prompt(layout, blocks)
+        offer_all(stack, parts, names)
     assert tier.settle()
     place.file_of(PartKey(names[4], "full")).write_bytes(b"damaged")
-    assert staged(stack, layout, cuts, names) == 0
-    assert staged(stack, layout, cuts, names) == 768
+    assert staged(stack, parts, names) == 0
+    assert staged(stack, parts, names) == 768
     assert tier.stats().damaged == 1
     assert not ledger.reservations()
 
@@ -111,10 +111,10 @@ def test_32_requests_stage_what_overlaps_while_others_are_written_and_evicted(pl
     layout = LAYOUTS["a window shorter than a block"]
     ledger = Ledger(lambda pool: 1 << 22)
     tier = place.open(bytes_limit=120 * 16384)
-    stack = CacheStack(RamTier(0), {"disk": tier}, layout, ledger)
+    stack = CacheStack(RamTier(0), {"disk": tier}, ledger)
     prompts = [prompt(layout, 12, branch, shared=6) for branch in range(16)]
     for one in prompts[:6]:
-        offer_all(stack, layout, *one)
+        offer_all(stack, *one)
     faults, hits = [], []
     over = threading.Event()
 
@@ -122,16 +122,16 @@ def test_32_requests_stage_what_overlaps_while_others_are_written_and_evicted(pl
         try:
             chance = random.Random(number)
             while not over.is_set():
-                hits.append(staged(stack, layout, *chance.choice(prompts), request=f"{number}"))
+                hits.append(staged(stack, *chance.choice(prompts), request=f"{number}"))
         except BaseException as fault:
             faults.append(fault)
 
     def write():
         chance = random.Random(99)
         while not over.is_set():
-            cuts, names = chance.choice(prompts)
-            offer_all(stack, layout, cuts, names)
-            stack.used([PartKey(names[block], part) for block, part in parts_of(layout, cuts, names)[1]])
+            parts, names = chance.choice(prompts)
+            offer_all(stack, parts, names)
+            stack.used([PartKey(names[block], part) for block, part in needed(parts)])
             if chance.random() < 0.2:
                 tier.forget([PartKey(names[chance.randrange(12)], "full")])
 
