@@ -33,7 +33,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import wait_for
 from toy_family import ToyModel, ToySeam, full, recurrent, text_of, toy_picture, window
-from warm import BytesTier, Warm, bits_equal, noise, numerics
+from warm import BytesTier, NumberCodec, Warm, bits_equal, noise, numerics
 
 from darkbloom_core.contracts import (
     Chat,
@@ -214,18 +214,6 @@ def checkpoint(name):
         yield warm, chats
 
 
-class NumberCodec:
-    """Token ``n`` is the character number ``32 + n``."""
-
-    control_ids: frozenset[int] = frozenset()
-
-    def __init__(self, vocab_size):
-        self.vocab_size = vocab_size
-
-    def token_bytes(self, token):
-        return chr(32 + token).encode()
-
-
 # --- what is kept, and for whom -------------------------------------------------------------
 
 
@@ -326,7 +314,7 @@ def request_of(ids) -> GenerationRequest:
 
 
 def test_warm_and_cold_rows_in_one_batch_get_what_they_get_alone(opened):
-    warm = opened(ToyModel(LAYERS), engine={"max_rows": 8})
+    warm = opened(ToyModel(LAYERS), engine={"max_rows": 8, "slice_seconds": 60.0})
     prompts = [noise(300 + 90 * number, number) for number in range(8)]
     alone = [warm.run_cold(prompt, 12) for prompt in prompts]
     for prompt in prompts[::2]:

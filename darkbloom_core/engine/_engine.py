@@ -206,6 +206,9 @@ class Engine:
         sequences = loop.scheduler.running if loop else ()
         requests = [live.request for live in self._desk.lives()]
         prefix = loop.reuse.status() if loop and loop.reuse else None
+        cached = (prefix.reserved_bytes if prefix else 0) + (
+            self._pictures.bytes_used if self._pictures else 0
+        )
         return EngineStatus(
             running=len(sequences),
             waiting=max(0, len(requests) - len(sequences)),
@@ -215,7 +218,7 @@ class Engine:
             prefill_rate=loop.rates.prefill.value if loop else None,
             decode_rate=loop.rates.decode.value if loop else None,
             kv_bytes_used=loop.store.allocated_bytes if loop else 0,
-            kv_bytes_reserved=self._share.reserved_bytes - (prefix.reserved_bytes if prefix else 0),
+            kv_bytes_reserved=self._share.reserved_bytes - cached,
             kv_bytes_grant=self._share.limit_bytes,
             steps=loop.steps if loop else 0,
             decode_steps=loop.runner.decode_steps if loop else 0,

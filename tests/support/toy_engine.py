@@ -35,5 +35,4 @@ def wait_for(condition, seconds: float = 20.0) -> None:
 
 def is_empty(engine: Engine) -> bool:
     status = engine.status()
-    slabs = status.kv_bytes_reserved == status.kv_bytes_used + engine.cache_bytes
-    return status.running == status.waiting == 0 and slabs
+    return status.running == status.waiting == 0 and status.kv_bytes_reserved == status.kv_bytes_used

@@ -15,7 +15,6 @@ from toy_family import VOCABULARY, ToyCodec
 
 from darkbloom_core.contracts import MediaSpan, TierStats
 from darkbloom_core.engine import Engine, EngineOptions, OutputEnd, PrefixOptions, _chunk, _runner
-from darkbloom_core.engine._pictures import PICTURES
 from darkbloom_core.engine._sampling import Sampler
 from darkbloom_core.prefix import Numerics
 
@@ -90,7 +89,7 @@ class Warm:
         shared = self.engine._share.reservations()
         return (
             status.running == status.waiting == 0
-            and status.kv_bytes_reserved == status.kv_bytes_used + shared.get(PICTURES, 0)
+            and status.kv_bytes_reserved == status.kv_bytes_used
             and shared.get("prefix cache", 0) == held
             and self.reuse._sharing.is_empty
             and not self.reuse._uses
@@ -136,6 +135,18 @@ class Warm:
         tokens = [ord(c) - 32 for e in events for d in getattr(e, "deltas", ()) for c in d.text]
         logits = [np.array(kept[step].astype(mx.float32))[0] for step in range(len(tokens))]
         return Ran(tokens, logits, end, chunks, attended)
+
+
+class NumberCodec:
+    """Token ``n`` is the character number ``32 + n``."""
+
+    control_ids: frozenset[int] = frozenset()
+
+    def __init__(self, vocab_size):
+        self.vocab_size = vocab_size
+
+    def token_bytes(self, token):
+        return chr(32 + token).encode()
 
 
 class BytesTier:
