@@ -16,6 +16,7 @@ from darkbloom_core.contracts import (
 )
 from darkbloom_core.errors import GenerationFailed, InvalidRequest
 from darkbloom_core.grammar import GrammarCompiler
+from darkbloom_core.grammar._faults import find_fault
 
 END, OPEN, CLOSE, UNKNOWN = 256, 257, 258, 259
 ENDS = ControlToken(END)
@@ -129,6 +130,13 @@ def chain(length):
 
 
 NESTED = {"type": "object", "properties": {"a": {"anyOf": [{"type": "integer"}, {"not": {}}]}}}
+
+
+def meeting(*schemas):
+    """Schemas that must hold for the same member of an object."""
+    return {"allOf": [{"type": "object", "properties": {"a": schema}} for schema in schemas]}
+
+
 FAULTS = [
     (JsonText({"type": "objekt"}, "f"), "f", "Invalid type"),
     (JsonText(NESTED, "f"), "f.properties.a.anyOf[1]", "Unimplemented keys"),
@@ -139,6 +147,20 @@ FAULTS = [
     (JsonText({"$ref": "#"}, "f"), "f", "nothing can be written"),
     (JsonText({"type": "integer", "multipleOf": 1000003}, "f"), "f", "multipleOf is too large"),
     (JsonText({"enum": ["x" * 300_000]}, "f"), "f", "more than"),
+    (JsonText({"allOf": [{"pattern": f"^(.*[a-f].{{{n}}})$"} for n in range(20)]}, "f"), "f", "must hold at once"),
+    (JsonText({"$ref": "#/$defs/a", "format": "uri", "$defs": {"a": {"pattern": "x"}}}, "f"), "f",
+     "must hold at once"),
+    (JsonText(meeting({"pattern": "x"}, {"anyOf": [{"type": "null"}, {"pattern": "y"}]}), "f"), "f",
+     "must hold at once"),
+    (JsonText({"allOf": [{"multipleOf": 97}, {"multipleOf": 89}]}, "f"), "f", "must hold at once"),
+    (JsonText({"type": "object", "properties": {f"k{n}": {} for n in range(1001)}}, "f"), "f",
+     "properties has more than"),
+    (JsonText({"anyOf": [{"anyOf": [{}] * 999}] * 6}, "f"), "f", "members in all"),
+    (JsonText({"allOf": [{"anyOf": [{"minLength": n} for n in range(9)]} for _ in range(9)]}, "f"), "f", "too complex"),
+    (JsonText({"type": "object", "patternProperties": {"^a{1,500}x": {}, "^b{1,500}y": {}}}, "f"), "f",
+     "several patternProperties"),
+    (LarkText("start: T\nT: /.*a.{20}/ & /.*b.{20}/", "f"), "f", "not supported"),
+    (LarkText("start: T\nT: ~/.*a.{20}/", "f"), "f", "not supported"),
     (LarkText("start: foo", "f"), "f", "line 1, column 8: unknown name"),
     (LarkText('start: "a"\n  x y: (', "f"), "f", "line 2"),
     (LarkText('start: start "a"', "f"), "f", "nothing can be written"),
@@ -156,6 +178,32 @@ def test_what_cannot_be_compiled_is_refused_with_its_place(compiler, text, param
         compiler.compile(InOrder((sound, Exactly(" "), text, ENDS)))
     assert caught.value.param == param
     assert len(caught.value.message) < 400
+
+
+def test_a_place_that_is_not_found_in_time_is_the_whole_field():
+    """Looking for it takes a compilation for each part of a schema."""
+    given = find_fault((JsonText(NESTED, "f"),), "no", lambda text: "no", lambda: False)
+    assert (given.param, given.message) == ("f", "f: no")
+
+
+MEET_NOWHERE = [
+    {"anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]},
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}, "b": {"type": "string", "pattern": "y"}}},
+    {"$ref": "#/$defs/a", "description": "d", "$defs": {"a": {"type": "string", "pattern": "x", "maxLength": 5}}},
+    {"type": "array", "prefixItems": [{"type": "string", "pattern": "x"}], "items": {"type": "string", "pattern": "y"}},
+    {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"type": "string", "pattern": "x"}}},
+    meeting({"type": "string", "pattern": "x"}, {"type": "string", "maxLength": 5}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", MEET_NOWHERE, ids=range(len(MEET_NOWHERE)))
+def test_expressions_that_never_hold_at_once_are_taken(compiler, schema):
+    compiler.compile(InOrder((JsonText(schema, "f"), ENDS)))
+
+
+def test_signs_of_an_intersection_in_the_text_of_a_grammar_are_text(compiler):
+    grammar = LarkText('start: "a&~" /&~/ x~2 // & ~\nx: "c" # & ~', "f")
+    assert taken(compiler, InOrder((grammar, ENDS)), "a&~&~cc", END) == (8, True)
 
 
 def test_what_cannot_be_enforced_is_ignored_if_that_is_wanted(compiler):

@@ -7,6 +7,7 @@ whatever is wrong with it is an ``InvalidRequest`` that names its field.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,13 +15,17 @@ import llguidance
 
 from darkbloom_core.contracts import ChatCodec, ClientText, Grammar
 from darkbloom_core.errors import GenerationFailed, InvalidRequest
-from darkbloom_core.grammar._faults import check_bounds, find_fault
+from darkbloom_core.grammar._bounds import check_bounds
+from darkbloom_core.grammar._faults import find_fault
 from darkbloom_core.grammar._lark import client_texts, lark_sources
 
 STACK_BYTES = 256 * 1024**2
 """The compiler recurses as deep as a grammar refers from rule to rule; only what is used takes memory."""
 
 COMPILATIONS_AT_ONCE = 2
+
+SEARCH_SECONDS = 1.0
+"""How long the place of a fault is looked for."""
 
 _LIMITS = llguidance.LLParserLimits(
     max_lexer_states=20_000, step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False
@@ -54,7 +59,9 @@ class GrammarCompiler:
         matcher = self._matcher(grammar)
         fault = _fault(matcher) or next(filter(None, (_fault(self._matcher(text)) for text in texts)), "")
         if fault:
-            raise find_fault(texts, fault, lambda text: _fault(self._matcher(text)))
+            until = time.monotonic() + SEARCH_SECONDS
+            fault_of = lambda text: _fault(self._matcher(text))  # noqa: E731
+            raise find_fault(texts, fault, fault_of, lambda: time.monotonic() < until)
         return CompiledGrammar(matcher, self._codec.vocab_size, texts[0].origin if texts else None)
 
     def _matcher(self, grammar: Grammar) -> llguidance.LLMatcher:

@@ -6,7 +6,6 @@ is refused by itself, for the same reason, is the place.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -14,11 +13,6 @@ from typing import Any, TypeAlias
 
 from darkbloom_core.contracts import ClientText, JsonText, LarkText
 from darkbloom_core.errors import InvalidRequest
-
-SCHEMA_CHARACTERS_LIMIT = 256 * 1024
-GRAMMAR_CHARACTERS_LIMIT = 64 * 1024
-MULTIPLES_LIMIT = 20_000
-"""Of all ``multipleOf`` together, in units of their last digits: each is a machine of that many states."""
 
 SUBSCHEMAS_LIMIT = 500
 REASON_CHARACTERS = 200
@@ -34,36 +28,21 @@ _SHARED = ("$defs", "definitions")
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _REASONS = {"NoExtensionBias": "nothing can be written that fits it"}
 
-_INLINE = re.compile(r"%\s*(json|regex|llguidance)")
-
 Place: TypeAlias = tuple[str | int, ...]
 
 
-def check_bounds(text: ClientText) -> None:
-    """Raise ``InvalidRequest`` if compiling ``text`` could take too much time, memory or stack."""
-    if isinstance(text, JsonText):
-        schema = json.dumps(text.schema)
-        if len(schema) > SCHEMA_CHARACTERS_LIMIT:
-            raise _invalid(text.origin, f"the schema has more than {SCHEMA_CHARACTERS_LIMIT} characters")
-        if sum(map(_multiple, _values(text.schema, "multipleOf"))) > MULTIPLES_LIMIT:
-            raise _invalid(text.origin, "multipleOf is too large")
-        return
-    source = text.source if isinstance(text, LarkText) else text.pattern
-    if len(source) > GRAMMAR_CHARACTERS_LIMIT:
-        raise _invalid(text.origin, f"longer than {GRAMMAR_CHARACTERS_LIMIT} characters")
-    if isinstance(text, LarkText) and (found := _INLINE.search(source)):
-        raise _invalid(text.origin, f"%{found[1]} is not supported")
-
-
 def find_fault(
-    texts: Sequence[ClientText], fault: str, fault_of: Callable[[ClientText], str]
+    texts: Sequence[ClientText],
+    fault: str,
+    fault_of: Callable[[ClientText], str],
+    in_time: Callable[[], bool],
 ) -> InvalidRequest:
-    """The error that says which of ``texts`` is to blame for ``fault``, and where in it."""
+    """The error that says which of ``texts`` is to blame for ``fault``, and where in it, as far as is found in time."""
     for text in texts:
         own = fault_of(text)
         if own:
             reason = _reason(own)
-            place = _place_in(text, reason, fault_of) if isinstance(text, JsonText) else ()
+            place = _place_in(text, reason, fault_of, in_time) if isinstance(text, JsonText) else ()
             line = _line(own) if isinstance(text, LarkText) else ""
             return _invalid(text.origin + _path(place), line + reason)
     where = ", ".join(dict.fromkeys(text.origin for text in texts))
@@ -88,11 +67,15 @@ def subschemas(schema: object, place: Place = ()) -> Iterator[tuple[Place, Mappi
                 yield from subschemas(each, (*place, key, index))
 
 
-def _place_in(text: JsonText, reason: str, fault_of: Callable[[ClientText], str]) -> Place:
+def _place_in(
+    text: JsonText, reason: str, fault_of: Callable[[ClientText], str], in_time: Callable[[], bool]
+) -> Place:
     root = text.schema if isinstance(text.schema, Mapping) else {}
     shared = {key: root[key] for key in _SHARED if key in root}
     deepest: Place = ()
     for place, schema in islice(subschemas(text.schema), SUBSCHEMAS_LIMIT):
+        if not in_time():
+            break
         if len(place) <= len(deepest):
             continue
         alone = schema if isinstance(schema, bool) else {**shared, **schema}
@@ -121,24 +104,3 @@ def _path(place: Place) -> str:
 
 def _invalid(where: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{where}: {reason}", param=where)
-
-
-def _values(value: object, name: str) -> Iterator[object]:
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            if key == name:
-                yield each
-            yield from _values(each, name)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _values(each, name)
-
-
-def _multiple(value: object) -> int:
-    """``value`` without its decimal point."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0
-    digits = re.sub(
-        r"[^0-9]", "", f"{abs(value):f}".rstrip("0") if isinstance(value, float) else str(abs(value))
-    )
-    return int(digits[:12] or "0")
