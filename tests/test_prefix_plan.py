@@ -196,7 +196,7 @@ def test_what_goes_on_from_a_prompt_with_pictures_computes_at_most_its_last_chun
     layout = PartLayout(LAYERS, grid)
     kept, parts = layout.of(before), layout.of(after)
     assert kept.boundaries == parts.boundaries[: len(before) - 1]
-    common = kept.count(kept.boundaries[-1]) if kept.boundaries else 0
+    common = kept.count(kept.lines[-1]) if kept.lines else 0
     assert kept.blocks[:common] == parts.blocks[:common]
     last = last_boundaries(kept.lines)
     there = {(block, "full"): "ram" for block in range(common)}
