@@ -20,6 +20,7 @@ from darkbloom_core.settings import Settings
 from darkbloom_core.slots import REFERENCE_BLAS, ModelPlaces, check_checkpoint, plan_models
 from darkbloom_core.slots._memory import SlotMemory
 from darkbloom_core.slots._weights import estimated_weight_bytes
+from darkbloom_core.telemetry import SinkEmitter
 
 CPU = Device("cpu")
 
@@ -52,7 +53,7 @@ def test_doctor_and_loader_give_one_verdict_over_ten_thousand_machines(tmp_path,
     for reserve in (0, GIB, 4 * GIB, 9 * GIB):
         settings = Settings(memory={"reserve_bytes": reserve})
         readings = FixedReadings(GIB)
-        memory = SlotMemory(settings.memory, readings, lambda: (), lambda: None)
+        memory = SlotMemory(settings.memory, readings, lambda: (), lambda: None, SinkEmitter([]))
         try:
             for _ in range(50):
                 disk_bytes = int(draw.choice((0.01, 1, 4, 12)) * GIB * draw.random()) + 1
@@ -89,7 +90,7 @@ def test_the_whole_loader_agrees_with_the_doctor(toy, physical_gib, gib):
 
 @pytest.mark.parametrize("sizes", [(10, 8), (20, 20, 8), (1, 30, 30, 2)])
 def test_a_plan_is_what_loading_gives_to_the_byte(toy, sizes):
-    machine = toy(slots={"max_models": 3})
+    machine = toy(slots={"max_models": 3}, max_rows={"m1": 7})
     models = [
         (f"m{index}", machine.path(f"m{index}", gib, wide=index % 2 == 1)) for index, gib in enumerate(sizes)
     ]

@@ -84,6 +84,17 @@ def test_the_file_is_the_given_one_else_the_variables_else_the_default_one(tmp_p
     assert load_settings(tmp_path / "given.toml", named).server.port == 3
 
 
+def test_a_models_rows_come_from_its_own_setting_however_its_name_is_written(load):
+    settings = load(
+        '[engine]\nmax_rows = 5\n[max_rows]\n"demo/one" = 2\nmy-model = 3\n',
+        DARKBLOOM_MAX_ROWS__OTHER_MODEL="4",
+    )
+    assert settings.max_rows_of("demo/one") == 2
+    assert settings.max_rows_of("my-model") == settings.max_rows_of("my_model") == 3
+    assert settings.max_rows_of("other_model") == settings.max_rows_of("other-model") == 4
+    assert settings.max_rows_of("any") == 5
+
+
 def test_options_of_a_plugin_are_found_however_its_name_is_written(load):
     settings = load(
         "[options.disk-tier]\nsize = 3\n",
@@ -111,7 +122,8 @@ def test_options_of_a_plugin_are_found_however_its_name_is_written(load):
         ),
         (
             "[xyzzy]",
-            "unknown setting xyzzy in FILE: there are the tables server, engine, memory, slots, prefix, media, telemetry, models, options",
+            "unknown setting xyzzy in FILE: there are the tables server, engine, memory, slots, prefix, "
+            "media, telemetry, models, max_rows, options",
         ),
         ("[server]\nport = 'x'", "server.port in FILE must be a whole number, not 'x'"),
         ("[server]\nport = '80'", "server.port in FILE must be a whole number, not '80'"),

@@ -5,9 +5,12 @@ The text under a setting is its documentation: docs/settings.md is made from thi
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
 
 GIB = 1024**3
 MIB = 1024**2
@@ -35,6 +38,8 @@ class ServerSettings(_Table):
     route_plugins: tuple[str, ...] = Field(default=(), strict=False)  # TOML has arrays, not tuples
     """The plugins whose HTTP routes are served, by name; none unless named here."""
 
+
+MostRows: TypeAlias = Annotated[int, Field(ge=1, le=256, strict=False)]  # a variable is text
 
 Choice: TypeAlias = Literal["auto", "always", "never"]
 
@@ -188,13 +193,22 @@ class Settings(_Table):
     models: dict[str, str] = Field(default_factory=dict)
     """A name to serve a model under, and its folder or another word that names it."""
 
+    max_rows: dict[str, MostRows] = Field(default_factory=dict)
+    """The name that a model is served under, and how many sequences of it run at once, in place of `engine.max_rows`."""
+
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """A table of its own for each plugin, under the plugin's name; the plugin says what may stand in it."""
 
     def options_of(self, plugin: str) -> dict[str, Any]:
         """The options of ``plugin``, empty if there are none; ``-`` and ``_`` in its name are the same."""
-        wanted = plugin.replace("_", "-")
-        for name, table in self.options.items():
-            if name.replace("_", "-") == wanted:
-                return table
-        return {}
+        return _of(self.options, plugin, {})
+
+    def max_rows_of(self, model: str) -> int:
+        """How many sequences of ``model`` run at once; ``-`` and ``_`` in its name are the same."""
+        return _of(self.max_rows, model, self.engine.max_rows)
+
+
+def _of(table: Mapping[str, T], name: str, default: T) -> T:
+    """What stands in ``table`` under ``name``, the same name with ``_`` for ``-`` if not itself, else ``default``."""
+    alike = {key.replace("_", "-"): value for key, value in table.items()}
+    return table.get(name, alike.get(name.replace("_", "-"), default))

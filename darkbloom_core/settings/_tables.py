@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from darkbloom_core.settings._model import Settings
 
-FREE_TABLES: dict[str, int] = {"models": 2, "options": 3}
+FREE_TABLES: dict[str, int] = {"models": 2, "max_rows": 2, "options": 3}
 """Tables whose keys the user chooses, and how many names lead to a value of theirs."""
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +427,7 @@ class SlotManager:
 
     def _new_engine(self, name: str, codec: ChatCodec, load: Callable[[], LoadedModel]) -> Engine:
         options = engine_options(self._settings.engine, self._settings.media.encoded_bytes)
+        options = replace(options, max_rows=self._settings.max_rows_of(name))
         return Engine(name, codec, load, options, self.memory.new_share(name))
 
     def _make_place(self, name: str, *, evict: bool) -> None:

@@ -110,7 +110,7 @@ def _load(
     check_grants(settings.memory, terms, together, grants)
     shared = [replace(each, grant_bytes=grant) for each, grant in zip(together, grants, strict=True)]
     now = _with(found, [*loaded, plan])
-    slabs = planned_slab_bytes(plan.description.layers, grants[-1], settings.engine.max_rows)
+    slabs = planned_slab_bytes(plan.description.layers, grants[-1], settings.max_rows_of(plan.name))
     if slabs is None or slabs > terms.live_headroom(now.used_bytes, now.free_bytes, _weights(together)):
         raise CapacityExhausted("no room for the KV cache of one row")
     return [*shared[:-1], replace(shared[-1], slab_bytes=slabs)]

@@ -126,8 +126,9 @@ class ToyMachine:
         self.sink = RecordingSink()
         engine = {"max_rows": 2, "chain": "always", "pack": "never", **tables.pop("engine", {})}
         self.settings = Settings(**{"telemetry": {"sample_seconds": 0}, "engine": engine, **tables})
+        self.emitter = SinkEmitter([self.sink])
         self.slots = SlotManager(
-            self.settings, lambda config: self.family, SinkEmitter([self.sink]), self.machine, cache_tiers
+            self.settings, lambda config: self.family, self.emitter, self.machine, cache_tiers
         )
 
     def path(self, name: str, gib: float = 0.0, **config) -> Path:
