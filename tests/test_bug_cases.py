@@ -14,6 +14,7 @@ import openai
 import pytest
 from darkbloom_dialects._anthropic_bodies import CountBody, MessagesBody
 from darkbloom_dialects._responses_bodies import ResponsesBody
+from seeing import drawing, png
 from toy_family import ToyModel, full, window
 from warm import Warm, noise
 
@@ -234,6 +235,54 @@ def test_calls_that_stream_side_by_side_keep_apart(live_server, model) -> None:
         assert {call.index for call in calls} == {0}
         assert json.loads("".join(call.function.arguments for call in calls)) == {"city": city}
     assert found["Paris"][0].id != found["Oslo"][0].id
+
+
+# --- pictures -------------------------------------------------------------------------------
+
+
+def shown(path, uri):
+    """A part of a message, with a picture, as the dialect of ``path`` writes it."""
+    if path == "/v1/messages":
+        if uri.startswith("data:"):
+            data = uri.partition(",")[2]
+            return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+        return {"type": "image", "source": {"type": "url", "url": uri}}
+    if path == "/v1/responses":
+        return {"type": "input_image", "image_url": uri}
+    return {"type": "image_url", "image_url": {"url": uri}}
+
+
+def test_each_picture_is_the_one_that_was_sent_whatever_was_sent_before(http) -> None:
+    """Prompts that differ in their pictures alone have different answers, known or not."""
+    pictures = {
+        colour: shown("/v1/chat/completions", png(drawing(colour, side=64))) for colour in ("red", "blue")
+    }
+    text = {"type": "text", "text": "Which colours are the images, in order?"}
+    for order in (["red", "blue"], ["blue", "red"], ["red", "blue"]):
+        message = {"role": "user", "content": [*(pictures[colour] for colour in order), text]}
+        asked = {"model": "demo/gemma4", "messages": [message], "temperature": 0, "max_tokens": 9}
+        answer = http.post("/v1/chat/completions", json=asked).json()
+        assert answer["choices"][0]["message"]["content"] == ", ".join(order)
+
+
+BAD_PICTURES = {
+    "nothing is fetched": "https://example.invalid/404.png",
+    "no base64": "data:image/png;base64,?!",
+    "no picture": "data:image/png;base64,aGVsbG8=",
+    "cut": png(drawing("red", side=64))[:90],
+    "no file": "file:///etc/passwd",
+}
+
+
+@pytest.mark.parametrize("name", BAD_PICTURES)
+@pytest.mark.parametrize("path", CONTENT)
+def test_a_picture_that_cannot_be_read_is_400_and_never_an_answer_without_it(http, path, name) -> None:
+    content = [shown(path, BAD_PICTURES[name])]
+    asked = {"model": "demo/gemma4", CONTENT[path]: [{"role": "user", "content": content}], LIMIT[path]: 5}
+    for stream in (False, True):
+        answer = http.post(path, json={**asked, "stream": stream})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 # --- what was computed before ---------------------------------------------------------------
