@@ -39,7 +39,10 @@ export async function getJson(path, { anyStatus = false } = {}) {
   return response.json();
 }
 
-/** Ask for a chat completion and give its chunks as they come. Ends early with a Fault if the answer breaks off. */
+/**
+ * Ask for a chat completion and give its chunks as they come, each with the time when it was read.
+ * Ends early with a Fault if the answer breaks off.
+ */
 export async function* streamChat(body, signal) {
   const response = await ask('v1/chat/completions', {
     method: 'POST',
@@ -48,11 +51,11 @@ export async function* streamChat(body, signal) {
     signal,
   });
   if (!response.ok) throw await faultOf(response);
-  for await (const data of serverSentEvents(response.body, signal)) {
+  for await (const { data, readAt } of serverSentEvents(response.body, signal)) {
     if (data === '[DONE]') return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Fault(500, messageOf(chunk));
-    yield chunk;
+    yield { chunk, readAt };
   }
   throw new Fault(0, 'The connection ended before the answer did.');
 }
@@ -95,12 +98,13 @@ async function* serverSentEvents(stream, signal) {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
+      const readAt = performance.now();
       const lines = (rest + value).split(/\r?\n/);
       rest = lines.pop();
       for (const line of lines) {
         if (line.startsWith('data:')) data.push(line.slice(5).trimStart());
         else if (line === '' && data.length) {
-          yield data.join('\n');
+          yield { data: data.join('\n'), readAt };
           data = [];
         }
       }

@@ -147,10 +147,8 @@ async function stream(turn) {
   announce('The model is answering.');
   try {
     const body = { model: answer.model, messages: messagesOf(turns, options().instructions), ...options().request };
-    for await (const chunk of streamChat(body, running.signal)) {
-      if (!takeChunk(answer, chunk)) continue;
-      answer.milliseconds = performance.now() - began;
-      answer.firstMilliseconds ??= answer.milliseconds;
+    for await (const { chunk, readAt } of streamChat(body, running.signal)) {
+      if (!takeChunk(answer, chunk, readAt - began)) continue;
       answer.state = 'streaming';
       frame ||= requestAnimationFrame(show);
     }

@@ -10,15 +10,15 @@ const KEPT = 'darkbloom.conversation';
 export function newAnswer(model) {
   return {
     model, state: 'waiting', reasoning: '', content: '', calls: [], fault: null, finish: null,
-    usage: null, firstMilliseconds: null, milliseconds: null,
+    usage: null, parts: 0, firstParts: 0, firstMilliseconds: null, milliseconds: null,
   };
 }
 
 export const ended = (answer) => !['waiting', 'streaming'].includes(answer.state);
 export const saidNothing = (answer) => !answer.content && !answer.calls.length;
 
-/** Take what a chunk of a stream brings. Gives whether there was anything to show. */
-export function takeChunk(answer, chunk) {
+/** Take what a chunk of a stream brings, that long after the request. Gives whether there was anything to show. */
+export function takeChunk(answer, chunk, milliseconds) {
   if (chunk.usage) answer.usage = chunk.usage;
   const [choice] = chunk.choices;
   if (!choice) return false;
@@ -30,7 +30,19 @@ export function takeChunk(answer, chunk) {
     answer.calls[call.index] ??= { id: call.id, name: call.function.name, arguments: '' };
     answer.calls[call.index].arguments += call.function.arguments ?? '';
   }
-  return Boolean(content || reasoning || calls.length);
+  if (!content && !reasoning && !calls.length) return false;
+  answer.firstMilliseconds ??= milliseconds;
+  answer.milliseconds = milliseconds;
+  answer.parts += 1;
+  if (milliseconds === answer.firstMilliseconds) answer.firstParts += 1;
+  return true;
+}
+
+/** Tokens a second after the first that were read, or null: what came with the first took no time that can be seen. */
+export function tokensPerSecond({ usage, parts, firstParts, firstMilliseconds, milliseconds }) {
+  if (!usage || parts === firstParts) return null;
+  const tokens = (usage.completion_tokens * (parts - firstParts)) / parts;
+  return (1000 * tokens) / (milliseconds - firstMilliseconds);
 }
 
 /** The messages of a request for the answer of the last turn. Turns without any answer are left out. */

@@ -98,17 +98,19 @@ function bar(parts) {
 function slotCard(model, slot, share) {
   const state = !slot ? 'not loaded' : !slot.healthy ? 'not healthy' : slot.activity === 'running' ? 'running' : slot.state;
   const tone = !slot ? 'off' : !slot.healthy || slot.state === 'failed' ? 'bad' : slot.state === 'serving' ? 'good' : 'busy';
+  const about = [
+    model.owned_by, `context of ${count(model.context_length)} tokens`, model.modalities && `reads ${model.modalities.join(', ')}`,
+  ];
   const facts = [
-    ['Family', model.owned_by],
-    ['Context', `${count(model.context_length)} tokens`],
-    slot && ['Requests', `${slot.running} running, ${slot.waiting} waiting`],
-    share?.max_rows && ['At once', `up to ${share.max_rows}`],
+    slot && ['Running', share ? `${slot.running} of ${share.max_rows}` : slot.running],
+    slot && ['Waiting', slot.waiting],
+    share?.load_seconds && ['Loaded in', `${share.load_seconds.toPrecision(2)} s`],
     share?.decode_rate && ['Decode', `${count(share.decode_rate)} tokens/s`],
     share?.prefill_rate && ['Prefill', `${count(share.prefill_rate)} tokens/s`],
-    share?.load_seconds && ['Loaded in', `${share.load_seconds.toPrecision(2)} s`],
   ];
   return el('li', { class: 'card' },
     el('h3', {}, el('span', {}, model.id), el('span', { class: `badge ${tone}` }, state)),
+    el('p', { class: 'quiet' }, about.filter(Boolean).join(' · ')),
     slot ? null : el('p', { class: 'quiet' }, 'It is loaded when it is asked for.'),
     ...budget(share),
     factList(facts));

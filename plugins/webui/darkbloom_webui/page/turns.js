@@ -1,6 +1,6 @@
 // Shows turns. A view follows its turn's data: call update() after any change of it.
 
-import { ended, saidNothing } from './conversation.js';
+import { ended, saidNothing, tokensPerSecond } from './conversation.js';
 import { count, counted, el, icon, seconds } from './dom.js';
 import { copyButton, render } from './markdown.js';
 
@@ -131,15 +131,14 @@ function pretty(text) {
 }
 
 /** Token counts and speed in a line, as far as they are known. */
-function figuresOf({ usage, firstMilliseconds, milliseconds }) {
+function figuresOf(answer) {
+  const { usage, firstMilliseconds } = answer;
   if (!usage) return '';
   const figures = [counted(usage.completion_tokens, 'token')];
-  const streamed = milliseconds - firstMilliseconds;
-  if (usage.completion_tokens > 1 && streamed > 0) {
-    figures.push(`${count(((usage.completion_tokens - 1) / streamed) * 1000)} tokens/s`);
-  }
+  const speed = tokensPerSecond(answer);
+  if (speed) figures.push(`${count(speed)} tokens/s`);
   if (firstMilliseconds !== null) figures.push(`first after ${seconds(firstMilliseconds)}`);
   const cached = usage.prompt_tokens_details?.cached_tokens;
-  figures.push(`${count(usage.prompt_tokens)} in the prompt${cached ? `, ${count(cached)} of them cached` : ''}`);
+  figures.push(`prompt ${count(usage.prompt_tokens)}${cached ? `, ${count(cached)} of it cached` : ''}`);
   return figures.join(' · ');
 }
