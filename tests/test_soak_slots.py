@@ -8,10 +8,10 @@ import mlx.core as mx
 import psutil
 import pytest
 from soak import curve, keep, length
-from toy_server import RecordingSink
 
 from darkbloom_core.contracts import Chat, Message, TextPart
 from darkbloom_core.engine import GenerationRequest, SamplingParams
+from darkbloom_core.memory import FixedReadings
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.settings import Settings
 from darkbloom_core.slots import SlotManager
@@ -46,7 +46,8 @@ def test_memory_comes_back_after_every_cycle_of_two_models() -> None:
     settings = Settings(
         telemetry={"sample_seconds": 0}, engine={"chain": "always", "pack": "never", "max_rows": 4}
     )
-    slots = SlotManager(settings, plugins.family_for, SinkEmitter([RecordingSink()]))
+    readings = FixedReadings(16 * 2**30, on_clear=mx.clear_cache)  # whatever else this machine does meanwhile
+    slots = SlotManager(settings, plugins.family_for, SinkEmitter([]), readings)
     models = sorted(plugins.checkpoints().items())
     mx.clear_cache()
     active_before = mx.get_active_memory()
