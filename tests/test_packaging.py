@@ -20,20 +20,21 @@ DISTRIBUTIONS = {
 }
 
 
-def installed_with(name: str) -> set[str]:
-    """``name`` and everything that it needs, on any platform."""
-    found, todo = set(), [(name, ())]
+def installed_with(name: str, *extras: str) -> set[str]:
+    """``name`` with its ``extras`` and everything that it needs, on any platform."""
+    seen, todo = set(), [(name, extras)]
     while todo:
         current, extras = todo.pop()
         package = LOCKED[current]
-        found.add(current)
+        seen.add((current, extras))
         optional = package.get("optional-dependencies", {})
         needs = [
             *package.get("dependencies", ()),
             *(need for extra in extras for need in optional.get(extra, ())),
         ]
-        todo += [(need["name"], need.get("extra", ())) for need in needs if need["name"] not in found]
-    return found
+        wanted = {(need["name"], tuple(need.get("extra", ()))) for need in needs}
+        todo += wanted - seen
+    return {package for package, _ in seen}
 
 
 @pytest.mark.parametrize("name", ["darkbloom-core", "darkbloom-gpt-oss"])
@@ -45,6 +46,14 @@ def test_the_core_installs_without_any_family_or_other_mlx_library() -> None:
     needed = installed_with("darkbloom-core")
     assert {package for package in needed if package.startswith("darkbloom")} == {"darkbloom-core"}
     assert needed.isdisjoint({"mlx-lm", "transformers"})
+
+
+def test_no_distribution_brings_the_package_whose_wheel_holds_gpl_libraries_but_by_its_extra() -> None:
+    for name in DISTRIBUTIONS:
+        assert "av" not in installed_with(name), name
+    assert "pillow" in installed_with("darkbloom-gemma4")
+    for name in ("darkbloom", "darkbloom-core"):
+        assert {"av", "pillow"} <= installed_with(name, "media")
 
 
 def test_the_bundle_pins_the_versions_that_are_here() -> None:
