@@ -1,14 +1,16 @@
 """Still pictures: formats, orientation, caps, damage."""
 
+import sys
+
 import numpy as np
 import pytest
-from media_files import flat_png, long_gif, picture_file
+from media_files import flat_png, long_gif, long_webp, picture_file
 from PIL import Image
 
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.media import MediaSource
-from darkbloom_core.media._headers import gif_frames, sniff, webp_size
-from darkbloom_core.media._picture import decode_picture, inspect_picture
+from darkbloom_core.media._headers import gif_frames, sniff, webp_frames, webp_size
+from darkbloom_core.media._picture import _pillow, decode_picture, inspect_picture
 from darkbloom_core.settings import MediaSettings
 
 SOURCE = MediaSource("image", "", "messages[0]")
@@ -103,6 +105,23 @@ def test_frames_of_a_gif_are_counted_without_decoding_and_no_further_than_asked(
     assert gif_frames(long_gif(5)[:-20], 100) == 4  # what is there, and the one that breaks off counts too
 
 
+def test_frames_of_a_webp_are_counted_from_its_chunks():
+    images = [Image.new("RGB", (20, 20), (40 * number, 0, 0)) for number in range(5)]
+    for count in (1, 2, 5):
+        data = picture_file(
+            images[0],
+            "WEBP",
+            save_all=True,
+            append_images=images[1:count],
+            lossless=True,
+            minimize_size=False,
+        )
+        assert webp_frames(data) == count
+    assert webp_frames(long_webp(1000)) == 1000
+    for length in range(len(data)):
+        assert 1 <= webp_frames(data[:length]) <= 5
+
+
 @pytest.mark.parametrize(
     "options", [{"lossless": True}, {"quality": 80}, {"quality": 80, "exif": b"Exif\0\0MM\0*"}]
 )
@@ -160,6 +179,13 @@ def test_other_files_are_refused_by_their_first_bytes(data):
     assert sniff(data) is None
     with pytest.raises(InvalidRequest, match="not a PNG, JPEG, WebP"):
         decode(data)
+
+
+def test_without_its_library_a_picture_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    _pillow.cache_clear()
+    with pytest.raises(InvalidRequest, match="need the package pillow"):
+        decode(flat_png(20, 20))
 
 
 def test_heic_without_its_package_is_refused_by_name():

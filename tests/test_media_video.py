@@ -1,6 +1,7 @@
 """Videos: which frames are taken, by seeking, and what is refused."""
 
 import struct
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -32,7 +33,13 @@ def take(data, most, check=never):
     return [number_of(frame) for frame in frames], [round(facts.seconds(stamp), 3) for stamp in stamps]
 
 
-CASES = [("mp4", "libx264"), ("mov", "libx264"), ("webm", "libvpx-vp9"), ("webm", "libvpx"), ("mp4", "mpeg4")]
+CASES = [
+    ("mp4", "libx264"),
+    ("mov", "libx264"),
+    ("webm", "libvpx-vp9"),
+    ("webm", "libvpx"),
+    ("mp4", "libx265"),
+]
 
 
 @pytest.mark.parametrize(("container", "codec"), CASES)
@@ -150,6 +157,12 @@ def test_other_files_are_refused_by_their_first_bytes(data):
         inspect(data)
 
 
+def test_a_codec_that_is_not_on_the_list_is_refused():
+    data = video_file(numbered_frames(3), container="matroska", codec="ffv1", options={"level": "3"})
+    with pytest.raises(InvalidRequest, match="none of the codecs h264"):
+        inspect(data)
+
+
 def test_sound_alone_is_no_video():
     import io
 
@@ -172,3 +185,10 @@ def test_work_that_is_not_wanted_any_more_stops_between_frames():
 
     with pytest.raises(RequestCancelled):
         take(video_file(numbered_frames(8)), 8, check=stop)
+
+
+def test_without_its_library_a_video_is_refused_by_name(monkeypatch):
+    data = video_file(numbered_frames(2))
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(InvalidRequest, match="need the package av"):
+        inspect(data)

@@ -1,23 +1,35 @@
 """Preparing a request's media: what is reserved and when it is given back, caps over a whole request, time."""
 
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
-from media_files import CellSeam, data_uri, flat_png, numbered_frames, picture_file, video_file
+from media_files import (
+    CellSeam,
+    data_uri,
+    flat_png,
+    large_frame_video,
+    numbered_frames,
+    picture_file,
+    video_file,
+)
+from peaks import printed_numbers
 from PIL import Image
 
-from darkbloom_core.errors import CapacityExhausted, InvalidRequest, QueueFull, RequestCancelled
+from darkbloom_core.errors import (
+    CapacityExhausted,
+    ContextLengthExceeded,
+    InvalidRequest,
+    QueueFull,
+    RequestCancelled,
+)
 from darkbloom_core.media import MediaSource, MediaWorkers
 from darkbloom_core.memory import Ledger
 from darkbloom_core.settings import MediaSettings
 
-SUPPORT = Path(__file__).parent / "support"
 RED = data_uri(picture_file(Image.new("RGB", (32, 48), (255, 0, 0))), "image/png")
 CLIP = data_uri(video_file(numbered_frames(6, 32, 48), rate=2), "video/mp4")
+CONTEXT = 100_000
 
 
 def image(uri=RED, number=0):
@@ -56,7 +68,7 @@ def workers():
 
 
 def prepare(workers, *sources, seam=None):
-    return workers.begin(sources, seam or CellSeam()).future.result(20)
+    return workers.begin(sources, seam or CellSeam(), CONTEXT).future.result(20)
 
 
 def kinds(ledger):
@@ -85,7 +97,7 @@ def test_the_model_is_shown_no_more_frames_than_it_is_made_for(workers):
 
 def test_what_work_and_result_take_is_reserved_and_given_back_once(workers):
     ledger, seam = Ledger(), HeldSeam()
-    job = workers(ledger).begin([image()], seam)
+    job = workers(ledger).begin([image()], seam, CONTEXT)
     assert seam.entered.wait(20)
     assert kinds(ledger) == {"": "media", " prepared": "media"}
     seam.go_on.set()
@@ -119,7 +131,7 @@ def test_a_short_clip_reserves_little(workers):
     """Two seconds of 320 x 240: the reservation follows the file, not the largest file that would be allowed."""
     ledger, seam = Ledger(), HeldSeam()
     frames = [np.full((240, 320, 3), 4 * number, np.uint8) for number in range(60)]
-    job = workers(ledger).begin([clip(data_uri(video_file(frames, rate=30), "video/mp4"))], seam)
+    job = workers(ledger).begin([clip(data_uri(video_file(frames, rate=30), "video/mp4"))], seam, CONTEXT)
     assert seam.entered.wait(20)
     assert sum(one.size_bytes for one in ledger.reservations().values()) < 100_000_000
     seam.go_on.set()
@@ -128,7 +140,7 @@ def test_a_short_clip_reserves_little(workers):
 
 def test_abandoned_work_gives_back_when_it_unwinds_and_not_before(workers):
     ledger, seam = Ledger(), HeldSeam(after=2)
-    job = workers(ledger).begin([clip()], seam)
+    job = workers(ledger).begin([clip()], seam, CONTEXT)
     assert seam.entered.wait(20)
     job.abandon()
     assert len(ledger.reservations()) == 2  # its memory is still in use
@@ -140,13 +152,13 @@ def test_abandoned_work_gives_back_when_it_unwinds_and_not_before(workers):
 
 def test_a_result_that_nobody_waits_for_any_more_is_given_back(workers):
     ledger, seam = Ledger(), HeldSeam()
-    job = workers(ledger).begin([image()], seam)
+    job = workers(ledger).begin([image()], seam, CONTEXT)
     assert seam.entered.wait(20)
     job.abandon()
     seam.go_on.set()
     job.future.exception(20)
     assert not ledger.reservations()
-    done = workers(ledger).begin([image()], CellSeam())
+    done = workers(ledger).begin([image()], CellSeam(), CONTEXT)
     done.future.result(20)
     done.abandon()
     assert not ledger.reservations()
@@ -154,9 +166,9 @@ def test_a_result_that_nobody_waits_for_any_more_is_given_back(workers):
 
 def test_work_that_has_not_begun_is_not_begun_any_more(workers):
     busy, seam = workers(workers=1), HeldSeam()
-    first = busy.begin([image()], seam)
+    first = busy.begin([image()], seam, CONTEXT)
     assert seam.entered.wait(20)
-    second = busy.begin([image("http://never.read/")], seam)
+    second = busy.begin([image("http://never.read/")], seam, CONTEXT)
     second.abandon()
     assert second.future.cancelled()
     seam.go_on.set()
@@ -165,18 +177,18 @@ def test_work_that_has_not_begun_is_not_begun_any_more(workers):
 
 def test_only_so_much_work_may_wait(workers):
     busy, seam = workers(workers=1, waiting_limit=1), HeldSeam()
-    jobs = [busy.begin([image()], seam) for _ in range(2)]
+    jobs = [busy.begin([image()], seam, CONTEXT) for _ in range(2)]
     with pytest.raises(QueueFull):
-        busy.begin([image()], seam)
+        busy.begin([image()], seam, CONTEXT)
     seam.go_on.set()
     for job in jobs:
         job.future.result(20)
-    busy.begin([image()], CellSeam()).future.result(20)
+    busy.begin([image()], CellSeam(), CONTEXT).future.result(20)
 
 
 def test_work_that_takes_too_long_ends(workers):
     seam = HeldSeam(after=1)
-    job = workers(decode_seconds=0.2).begin([clip()], seam)
+    job = workers(decode_seconds=0.2).begin([clip()], seam, CONTEXT)
     assert seam.entered.wait(20)
     assert not job.is_overdue
     threading.Event().wait(0.3)
@@ -188,7 +200,7 @@ def test_work_that_takes_too_long_ends(workers):
 def test_whoever_waits_is_told_when_to_give_up(workers, monkeypatch):
     monkeypatch.setattr("darkbloom_core.media._work.GRACE_SECONDS", 0.1)
     seam = HeldSeam()
-    job = workers(decode_seconds=0.1).begin([image()], seam)
+    job = workers(decode_seconds=0.1).begin([image()], seam, CONTEXT)
     assert seam.entered.wait(20)
     threading.Event().wait(0.3)
     assert job.is_overdue
@@ -214,75 +226,84 @@ def test_the_caps_over_a_whole_request_hold_to_the_pixel(workers):
         prepare(workers(part_bytes=10), image())
 
 
+def test_more_than_the_context_holds_is_refused_before_anything_is_decoded(workers):
+    """A picture of 32 x 48 is 6 tokens, and so is each of the clip's 6 frames."""
+    sources, one = [image(), clip(number=1), image(number=2)], workers()
+    one.begin(sources, CellSeam(), 48).future.result(20).release()
+    seam = HeldSeam()
+    with pytest.raises(ContextLengthExceeded, match="take 48 tokens of the prompt or more") as refusal:
+        one.begin(sources, seam, 47).future.result(20)
+    assert refusal.value.param == "part2"
+    assert not seam.entered.is_set()
+
+
 def test_a_shape_that_the_model_cannot_take_names_its_part(workers):
     with pytest.raises(InvalidRequest, match="part0: the picture is smaller"):
         prepare(workers(), image(data_uri(flat_png(8, 8), "image/png")))
 
 
-MEASURE = """
-import resource, sys
-sys.path.insert(0, {support!r})
-import io, numpy as np
-from PIL import Image
+BOMBS = """
 from media_files import *
+from peaks import grown_bytes
+from test_media_video import numbered_frames, video_file, with_duration, with_long_frames
 from darkbloom_core.errors import InvalidRequest
-from darkbloom_core.media import MediaSource
-from darkbloom_core.media._picture import inspect_picture, decode_picture
-from darkbloom_core.media._video import inspect_video, decode_frames
+from darkbloom_core.media import MediaSource, MediaWorkers
+from darkbloom_core.memory import Ledger
 from darkbloom_core.settings import MediaSettings
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+workers, short = MediaWorkers(MediaSettings(), Ledger()), video_file(numbered_frames(20), options={"bf": "0"})
 
-limits, never = MediaSettings(), lambda: None
-"""
+def refuse(kind, uri):
+    source = MediaSource(kind, uri, "part0")
+    refusal = workers.begin([source], CellSeam(), 100_000).future.exception(60)
+    assert isinstance(refusal, InvalidRequest), refusal
 
-BOMBS = """
-sys.path.insert(0, {tests!r})
-from test_media_video import with_duration, with_long_frames
-clip = video_file(numbered_frames(20), options={{"bf": "0"}})
+small = picture_file(Image.new("RGB", (64, 64)))
+for kind, data in (("image", small), ("video", short)):  # what the libraries take once is there
+    workers.begin([MediaSource(kind, data_uri(data, ""), "")], CellSeam(), 100_000).future.result(60)
 files = [
     ("image", flat_png(16_000, 16_000)), ("image", long_gif(100_000)),
-    ("image", flat_png(60_000, 60_000)), ("video", with_duration(clip, b"mvhd", 1e5)),
-    ("video", with_duration(clip, b"mdhd", 0.1)), ("video", with_long_frames(clip, 10_000)),
+    ("image", wide_webp(16_383, 16_383)), ("image", long_webp(100_000)),
+    ("video", with_duration(short, b"mvhd", 1e5)), ("video", with_duration(short, b"mdhd", 0.1)),
+    ("video", with_long_frames(short, 10_000)),
 ]
-small = picture_file(Image.new("RGB", (64, 64)))
-source = MediaSource("image", "", "x")
-decode_picture(source, small, inspect_picture(source, small, limits))
-facts = inspect_video(source, clip, limits, never)
-list(decode_frames(source, clip, facts, facts.sampled(2), never))
-before = peak()
+for name in sys.argv[1:]:  # of frames that are too large
+    large = open(name, "rb").read()
+    files += [("video", large), ("video", with_small_frames(large))]
 for kind, data in files:
-    source = MediaSource(kind, "", "x")
-    try:
-        inspect_picture(source, data, limits) if kind == "image" else inspect_video(source, data, limits, never)
-    except InvalidRequest:
-        print((peak() - before) // 1_000_000)
+    uri = data_uri(data, "")
+    print(grown_bytes(lambda: refuse(kind, uri)) // 1_000_000)
 """
 
 WORKING = """
-source = MediaSource("image", "", "x")
-small, data = open({small!r}, "rb").read(), open({large!r}, "rb").read()
-decode_picture(source, small, inspect_picture(source, small, limits))
-before = peak()
-facts = inspect_picture(source, data, limits)
-pixels = decode_picture(source, data, facts)
-print(peak() - before, facts.working_bytes)
+from peaks import grown_bytes
+from darkbloom_core.media import MediaSource
+from darkbloom_core.media._picture import inspect_picture, decode_picture
+from darkbloom_core.settings import MediaSettings
+
+source, limits = MediaSource("image", "", "x"), MediaSettings()
+small, large = (open(name, "rb").read() for name in sys.argv[1:])
+facts = [inspect_picture(source, data, limits) for data in (small, large)]
+decode_picture(source, small, facts[0])
+print(grown_bytes(lambda: decode_picture(source, large, facts[1])), facts[1].working_bytes)
 """
 
 
-def measured(script, **values):
-    text = (MEASURE + script).format(support=str(SUPPORT), tests=str(SUPPORT.parent), **values)
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=True
-    )
-    return [int(word) for word in done.stdout.split()]
-
-
 def test_bombs_are_refused_with_little_memory():
-    grown = measured(BOMBS)
-    assert len(grown) == 6
-    assert max(grown) < 50
+    """Too many pixels, frames, or seconds, or a header that lies about them."""
+    grown = printed_numbers(BOMBS)
+    assert len(grown) == 7
+    assert max(grown) < 50, grown
+
+
+@pytest.mark.soak
+def test_a_video_of_frames_that_are_too_large_is_refused_with_little_memory(tmp_path):
+    """Even if only the stream itself says how large they are."""
+    large = tmp_path / "large.mp4"
+    large.write_bytes(large_frame_video(11_200, 9_008))
+    grown = printed_numbers(BOMBS, str(large))
+    assert len(grown) == 9
+    assert max(grown) < 50, grown
 
 
 @pytest.mark.soak
@@ -300,5 +321,5 @@ def test_decoding_takes_no_more_than_was_reserved(options, tmp_path):
     for name, size in (("small", (64, 64)), ("large", (2000, 1500))):
         picture = Image.effect_noise(size, 80).convert("RGB")
         (tmp_path / name).write_bytes(picture_file(picture, exif=turned, **options))
-    grown, reserved = measured(WORKING, small=str(tmp_path / "small"), large=str(tmp_path / "large"))
-    assert grown <= reserved
+    grown, reserved = printed_numbers(WORKING, str(tmp_path / "small"), str(tmp_path / "large"))
+    assert 0 < grown <= reserved

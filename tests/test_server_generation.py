@@ -90,7 +90,7 @@ def test_a_prompt_can_be_counted_without_an_answer(server) -> None:
 
     async def count(request):
         async with ClientWatch(asyncio.Queue().get) as client:
-            return await service.count_prompt_tokens(request, client)
+            return await service.count_prompt_tokens(request, RequestContext(Headers()), client)
 
     async def length(generation):
         return generation.prompt_tokens

@@ -189,7 +189,8 @@ def test_bad_input_has_its_status_and_leaves_nothing(
     assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
     live_server.wait_until_idle(2)
     events = live_server.sink.take(RequestStarted, RequestFinished, RequestRefused)
-    assert events == [RequestRefused(status=status, error_code=code)]
+    kind = "image" if param.endswith(("image_url", "image_url.url")) else None
+    assert events == [RequestRefused(status=status, error_code=code, media_kind=kind)]
 
 
 def test_a_body_that_is_no_json_and_a_wrong_route_have_their_status(live_server) -> None:

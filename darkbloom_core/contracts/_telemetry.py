@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+MediaKind: TypeAlias = Literal["image", "video", "mixed"]
 SlotState: TypeAlias = Literal["loading", "warming", "serving", "reloading", "unloading", "failed", "absent"]
 SlotActivity: TypeAlias = Literal["idle", "running", "crashed", "reloading"]
 """A slot in one word, as a fleet's heartbeat says it."""
@@ -56,10 +57,14 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRefused:
-    """A request was refused before it was accepted (bad body, unknown model, wrong key)."""
+    """A request was refused before it was accepted (bad body, unknown model, wrong key).
+
+    ``media_kind`` says what it wanted the model to see, None if nothing or if nobody had read that far.
+    """
 
     status: int
     error_code: str
+    media_kind: MediaKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,19 @@ def webp_size(data: bytes) -> tuple[int, int]:
     raise ValueError("the first chunk is not a picture")
 
 
+def webp_frames(data: bytes) -> int:
+    """How many frames an animated WebP holds; 1 for any other.
+
+    From Google's "WebP Container Specification". A file that breaks off counts for what is there.
+    """
+    frames, place = 0, 12
+    while place + 8 <= len(data):
+        frames += data[place : place + 4] == b"ANMF"
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        place += 8 + size + size % 2
+    return max(1, frames)
+
+
 def gif_frames(data: bytes, most: int) -> int:
     """How many pictures a GIF holds, counted up to ``most + 1`` without decoding any.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from darkbloom_core.media._headers import Format, gif_frames, sniff, webp_size
+from darkbloom_core.media._headers import Format, gif_frames, sniff, webp_frames, webp_size
 from darkbloom_core.media._source import MediaSource
 from darkbloom_core.settings import MediaSettings
 
@@ -51,6 +51,10 @@ class PictureFacts:
 
 def inspect_picture(source: MediaSource, data: bytes, limits: MediaSettings) -> PictureFacts:
     """Read the header of ``data``. Raises ``InvalidRequest`` for anything that will not be decoded."""
+    if not _has_pillow():
+        raise source.fault(
+            "images need the package pillow, which this server lacks; darkbloom-core's extra pictures brings it"
+        )
     found = sniff(data)
     if found is None or found not in _FORMATS:
         raise source.fault(f"the image is not a {_known()} file")
@@ -70,10 +74,18 @@ def inspect_picture(source: MediaSource, data: bytes, limits: MediaSettings) -> 
             f"the image has {width} x {height} pixels, and at most {limits.image_pixels} are allowed"
         )
     most = limits.image_frames
-    frames = gif_frames(data, most) if found == "GIF" else getattr(_open(source, data), "n_frames", 1)
-    if frames > most:
+    if _frames(source, data, found, most) > most:
         raise source.fault(f"the image has more than {most} frames")
     return facts
+
+
+def _frames(source: MediaSource, data: bytes, found: Format, most: int) -> int:
+    """How many there are; more than ``most`` need not be counted to the end."""
+    if found == "GIF":
+        return gif_frames(data, most)
+    if found == "WEBP":
+        return webp_frames(data)
+    return int(getattr(_open(source, data), "n_frames", 1))
 
 
 def decode_picture(source: MediaSource, data: bytes, facts: PictureFacts) -> NDArray[np.uint8]:
@@ -136,6 +148,14 @@ def _pillow() -> Any:
     Image.MAX_IMAGE_PIXELS = None
     PngImagePlugin.MAX_TEXT_MEMORY = TEXT_BYTES
     return Image
+
+
+def _has_pillow() -> bool:
+    try:
+        _pillow()
+    except ImportError:
+        return False
+    return True
 
 
 @cache

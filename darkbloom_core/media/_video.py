@@ -1,19 +1,20 @@
 """Videos: how long and how large they are, and a few frames of them, each found by seeking.
 
 Always true: duration and frame count come from the packets in the file, not from what its
-header claims; only MP4, MOV and WebM are opened, by the demuxer for exactly that format, so
-no playlist and no reference to another file is followed. PyAV does the decoding and is
-imported when the first video comes.
+header claims; nothing is decoded before the frames that were asked for; only MP4, MOV and
+WebM are opened, by the demuxer for exactly that format, so no playlist and no reference to
+another file is followed. PyAV does the decoding and is imported when the first video comes.
 """
 
 from __future__ import annotations
 
 import io
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from darkbloom_core.errors import InvalidRequest
@@ -39,7 +40,7 @@ LIE_SECONDS, LIE_FACTOR = 1.0, 2.0
 """A header that is wrong about a duration by both is a lie."""
 
 _DEMUXERS = {"MP4": "mov", "WEBM": "matroska"}
-_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg", "prores")
+_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mjpeg", "prores")
 
 Check = Callable[[], None]
 """Raises if the work should not go on."""
@@ -83,7 +84,9 @@ def inspect_video(source: MediaSource, data: bytes, limits: MediaSettings, check
     Raises ``InvalidRequest`` for anything that will not be decoded.
     """
     with _opened(source, data) as (container, stream):
-        width, height = _largest_size(container)
+        packets = iter(container.demux(stream))
+        first = next(packets, None)
+        width, height = _largest_size(container, stream, first)
         if width * height == 0:
             raise source.fault("the video does not say how large its frames are")
         if width * height > limits.image_pixels:
@@ -91,7 +94,7 @@ def inspect_video(source: MediaSource, data: bytes, limits: MediaSettings, check
                 f"the video has frames of {width} x {height} pixels, and at most {limits.image_pixels} are allowed"
             )
         _check_durations(source, data, container, limits)
-        stamps, keys = _packets(source, container, stream, limits, check)
+        stamps, keys = _packets(source, chain([] if first is None else [first], packets), limits, check)
         time_base = Fraction(stream.time_base)
     seconds = float((stamps[-1] - stamps[0]) * time_base)
     if seconds > limits.video_seconds:
@@ -137,8 +140,10 @@ def _opened(source: MediaSource, data: bytes) -> Iterator[tuple[Any, Any]]:
     try:
         import av
     except ImportError:
-        raise source.fault("videos need the package av, which this server lacks") from None
-    options = {"protocol_whitelist": "none", "codec_whitelist": ",".join((*_CODECS, "libdav1d"))}
+        raise source.fault(
+            "videos need the package av, which this server lacks; darkbloom-core's extra media brings it"
+        ) from None
+    options = {"protocol_whitelist": "none", "codec_whitelist": "none"}  # or opening it would decode frames
     try:
         with av.open(
             io.BytesIO(data), format=demuxer, options=options, metadata_errors="replace"
@@ -146,20 +151,32 @@ def _opened(source: MediaSource, data: bytes) -> Iterator[tuple[Any, Any]]:
             if not container.streams.video:
                 raise source.fault("the video has no picture track")
             stream = container.streams.video[0]
-            if stream.codec_context is None:
-                raise source.fault("the video is in a codec that is not known here")
+            if stream.codec_context is None or stream.codec_context.codec.canonical_name not in _CODECS:
+                raise source.fault(f"the video is in none of the codecs {', '.join(_CODECS)}")
             yield container, stream
     except (av.FFmpegError, ValueError, OverflowError):  # their text could quote the file
         raise source.fault("the video is damaged, or in a codec that is not known here") from None
 
 
-def _largest_size(container: Any) -> tuple[int, int]:
-    sizes = [(0, 0)]
-    for stream in container.streams.video:
-        context = stream.codec_context
-        if context is not None:
-            sizes += [(context.width, context.height), (context.coded_width, context.coded_height)]
+def _largest_size(container: Any, stream: Any, first: Any) -> tuple[int, int]:
+    """Of all that the container's headers say, and the first packet of ``stream`` where a parser can tell."""
+    contexts = [each.codec_context for each in container.streams.video if each.codec_context is not None]
+    contexts.append(_parsed(stream, first))
+    sizes = [(each.width, each.height) for each in contexts]
+    sizes += [(each.coded_width, each.coded_height) for each in contexts]
     return max(sizes, key=lambda size: size[0] * size[1])
+
+
+def _parsed(stream: Any, packet: Any) -> Any:
+    """What ``packet`` itself says, which is what a decoder goes by; nothing is decoded."""
+    import av
+
+    context = av.CodecContext.create(stream.codec_context.codec.canonical_name, "r")
+    if stream.codec_context.extradata:
+        context.extradata = stream.codec_context.extradata
+    if packet is not None and packet.size:
+        context.parse(bytes(packet))
+    return context
 
 
 def _check_durations(source: MediaSource, data: bytes, container: Any, limits: MediaSettings) -> None:
@@ -184,13 +201,13 @@ def _is_lie(claim: float, seconds: float) -> bool:
 
 
 def _packets(
-    source: MediaSource, container: Any, stream: Any, limits: MediaSettings, check: Check
+    source: MediaSource, packets: Iterable[Any], limits: MediaSettings, check: Check
 ) -> tuple[list[int], list[int]]:
     """When each frame is shown, and from which packets decoding can start."""
     stamps: list[int] = []
     keys: list[int] = []
     most = int(limits.video_seconds * MOST_PACKETS_PER_SECOND)
-    for count, packet in enumerate(container.demux(stream)):
+    for count, packet in enumerate(packets):
         if count % 256 == 0:
             check()
         if count > most:

@@ -18,7 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from darkbloom_core.contracts import MediaPart, PreparedPicture, VisionSeam
-from darkbloom_core.errors import CapacityExhausted, InvalidRequest, QueueFull, RequestCancelled
+from darkbloom_core.errors import (
+    CapacityExhausted,
+    ContextLengthExceeded,
+    InvalidRequest,
+    QueueFull,
+    RequestCancelled,
+)
 from darkbloom_core.media._picture import PictureFacts, decode_picture, inspect_picture
 from darkbloom_core.media._source import MediaSource, read_source
 from darkbloom_core.media._video import VideoFacts, decode_frames, inspect_video
@@ -50,12 +56,16 @@ class PreparedMedia:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """One source after a look at its header. ``stamps`` are the frames to take of a video."""
+    """One source after a look at its header. ``stamps`` are the frames to take of a video.
+
+    ``least_tokens`` and ``prepared_bytes`` allow for a picture that has to be turned.
+    """
 
     source: MediaSource
     data: bytes
     facts: PictureFacts | VideoFacts
     stamps: tuple[int, ...]
+    least_tokens: int
     prepared_bytes: int
 
 
@@ -69,13 +79,16 @@ class MediaWorkers:
         self._lock = threading.Lock()
         self._begun = 0
 
-    def begin(self, sources: Sequence[MediaSource], seam: VisionSeam) -> MediaJob:
-        """Start the work on all of one request's ``sources``. Raises ``QueueFull`` if too much of it waits."""
+    def begin(self, sources: Sequence[MediaSource], seam: VisionSeam, context_tokens: int) -> MediaJob:
+        """Start the work on all of one request's ``sources``. Raises ``QueueFull`` if too much of it waits.
+
+        More than ``context_tokens`` soft tokens are refused before anything is decoded.
+        """
         with self._lock:
             if self._begun >= self._limits.workers + self._limits.waiting_limit:
                 raise QueueFull(f"{self._begun} requests with pictures are being read or wait for it")
             self._begun += 1
-        job = MediaJob(sources, seam, self._limits, self._ledger)
+        job = MediaJob(sources, seam, context_tokens, self._limits, self._ledger)
         job.future = self._pool.submit(job.run)
         job.future.add_done_callback(self._ended)
         return job
@@ -95,10 +108,16 @@ class MediaJob:
     future: Future[PreparedMedia]
 
     def __init__(
-        self, sources: Sequence[MediaSource], seam: VisionSeam, limits: MediaSettings, ledger: Ledger
+        self,
+        sources: Sequence[MediaSource],
+        seam: VisionSeam,
+        context_tokens: int,
+        limits: MediaSettings,
+        ledger: Ledger,
     ) -> None:
         self._sources = sources
         self._seam = seam
+        self._context_tokens = context_tokens
         self._limits = limits
         self._ledger = ledger
         self._key = f"media {next(_numbers)}"
@@ -157,7 +176,7 @@ class MediaJob:
         if len(videos) > limits.videos:
             raise videos[limits.videos].fault(f"at most {limits.videos} videos are allowed in one request")
         planned: list[_Planned] = []
-        picture_pixels = frame_pixels = 0
+        picture_pixels = frame_pixels = tokens = 0
         for source in self._sources:
             self._check()
             one = self._plan_one(source)
@@ -175,6 +194,13 @@ class MediaJob:
                     f"the frames to be taken of the request's videos have more than "
                     f"{limits.video_frame_pixels} pixels together"
                 )
+            tokens += one.least_tokens
+            if tokens > self._context_tokens:
+                raise ContextLengthExceeded(
+                    f"{source.where}: the pictures up to this one take {tokens} tokens of the prompt or more, "
+                    f"and the model's context has {self._context_tokens}",
+                    param=source.where,
+                )
         return planned
 
     def _plan_one(self, source: MediaSource) -> _Planned:
@@ -187,9 +213,10 @@ class MediaJob:
             facts = inspect_video(source, data, self._limits, self._check)
             stamps = facts.sampled(min(self._limits.sampled_frames, self._seam.most_frames))
         sides = (facts.height, facts.width)
-        tokens = max(self._soft_tokens(source, *sides), self._soft_tokens(source, *reversed(sides)))
-        size = tokens * self._seam.soft_token_bytes * max(1, len(stamps))
-        return _Planned(source, data, facts, stamps, size)
+        tokens = sorted((self._soft_tokens(source, *sides), self._soft_tokens(source, *reversed(sides))))
+        pictures = max(1, len(stamps))
+        size = tokens[1] * pictures * self._seam.soft_token_bytes
+        return _Planned(source, data, facts, stamps, tokens[0] * pictures, size)
 
     def _reserve(self, planned: Sequence[_Planned], result_key: str) -> None:
         """Sources are decoded one after the other, so the largest one's working memory is enough for all."""

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
+from darkbloom_core.contracts import MediaKind
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.server._errors import ErrorAnswer
 
@@ -31,7 +32,7 @@ class RequestContext:
     """``accepted`` is set once ``RequestStarted`` was emitted: from then on the request is not refused any more.
 
     ``error_body`` writes the body of an error; a route of another dialect puts its own there
-    before anything can fail.
+    before anything can fail. ``media_kind`` says what the model is to see, once that is known.
     """
 
     def __init__(self, headers: Headers) -> None:
@@ -40,6 +41,7 @@ class RequestContext:
         self.started_unix_nanoseconds = time.time_ns()
         self.started_seconds = time.monotonic()
         self.accepted = False
+        self.media_kind: MediaKind | None = None
         self._scopes = headers.getlist(SCOPE_HEADER)
         self.error_body: Callable[[ErrorAnswer], Mapping[str, Any]] = ErrorAnswer.body
 

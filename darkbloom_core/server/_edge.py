@@ -53,7 +53,11 @@ class Edge:
             if answer.code == DarkbloomError.code:
                 logger.exception("request %s failed", context.request_id)
             if not context.accepted:
-                self._emitter.emit(RequestRefused(status=answer.status, error_code=answer.code))
+                self._emitter.emit(
+                    RequestRefused(
+                        status=answer.status, error_code=answer.code, media_kind=context.media_kind
+                    )
+                )
             if answer_began:
                 raise
             content, fields = context.error_body(answer), dict(answer.headers)

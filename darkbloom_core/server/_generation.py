@@ -233,7 +233,7 @@ class GenerationService:
 
         The request is over when the context is left.
         """
-        scope = context.scope
+        scope, context.media_kind = context.scope, request.media_kind
         async with (
             self._pinned_slot(request.model, client) as slot,
             self._encoded(request, slot, client) as (prompt, pictures),
@@ -247,8 +247,11 @@ class GenerationService:
             async with self._accounted(generation, request, context, client):
                 yield generation
 
-    async def count_prompt_tokens(self, request: AnswerRequest, client: ClientWatch) -> int:
+    async def count_prompt_tokens(
+        self, request: AnswerRequest, context: RequestContext, client: ClientWatch
+    ) -> int:
         """How long the prompt of ``request`` is for the model that it names; raises the refusal of either."""
+        context.media_kind = request.media_kind
         async with (
             self._pinned_slot(request.model, client) as slot,
             self._encoded(request, slot, client) as (prompt, _),
@@ -302,8 +305,8 @@ class GenerationService:
             prompt = Prompt(await asyncio.to_thread(slot.codec.encode_text, source))
             yield _not_empty(prompt, request), ()
             return
-        vision, modalities = slot.engine.vision, slot.description.modalities
-        async with self._media.prepared(source, vision, modalities, client) as (chat, pictures):
+        vision, description = slot.engine.vision, slot.description
+        async with self._media.prepared(source, vision, description, client) as (chat, pictures):
             prompt = await asyncio.to_thread(slot.codec.encode_chat, chat)
             yield _not_empty(prompt, request), pictures
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from darkbloom_core.contracts import Chat, MediaPart, Modality, Part, PreparedPicture, VisionSeam
+from darkbloom_core.contracts import Chat, MediaPart, ModelDescription, Part, PreparedPicture, VisionSeam
 from darkbloom_core.errors import RequestCancelled
 from darkbloom_core.media import MediaJob, MediaWorkers, PreparedMedia
 from darkbloom_core.memory import Ledger
 from darkbloom_core.server._context import ClientWatch
-from darkbloom_core.server._requests import AskedMedia
+from darkbloom_core.server._requests import AskedMedia, asked_in
 from darkbloom_core.settings import MediaSettings
 
 LOOK_SECONDS = 0.25
@@ -36,21 +36,21 @@ class MediaService:
 
     @asynccontextmanager
     async def prepared(
-        self, chat: Chat, seam: VisionSeam | None, modalities: frozenset[Modality], client: ClientWatch
+        self, chat: Chat, seam: VisionSeam | None, description: ModelDescription, client: ClientWatch
     ) -> AsyncIterator[tuple[Chat, tuple[PreparedPicture, ...]]]:
         """``chat`` with its media looked at, and all their pictures in order; they are held while the block runs.
 
         Raises ``InvalidRequest`` that names the part at fault, also if the model does not see.
         """
-        asked = list(_asked(chat))
+        asked = list(asked_in(chat))
         if not asked:
             yield chat, ()
             return
         for one in asked:
-            if seam is None or one.kind not in modalities:
+            if seam is None or one.kind not in description.modalities:
                 raise one.source.fault(f"this model does not accept {one.kind}s")
         assert seam is not None
-        job = self._workers.begin([one.source for one in asked], seam)
+        job = self._workers.begin([one.source for one in asked], seam, description.context_tokens)
         try:
             media = await _result(job, client)
         except BaseException:
@@ -79,13 +79,6 @@ async def _result(job: MediaJob, client: ClientWatch) -> PreparedMedia:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(news.wait(), LOOK_SECONDS)
     return job.future.result()
-
-
-def _asked(chat: Chat) -> Iterator[AskedMedia]:
-    for message in chat.messages:
-        for part in message.content:
-            if isinstance(part, AskedMedia):
-                yield part
 
 
 def _with_parts(chat: Chat, parts: tuple[MediaPart, ...]) -> Chat:

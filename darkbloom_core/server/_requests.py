@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from darkbloom_core.contracts import Chat, MediaPart
+from darkbloom_core.contracts import Chat, MediaKind, MediaPart
 from darkbloom_core.engine import SamplingParams
 from darkbloom_core.media import MediaSource
 
@@ -46,6 +46,14 @@ def asked_media(kind: Literal["image", "video"], uri: str, where: str) -> AskedM
     return AskedMedia(kind, (), source=MediaSource(kind, uri, where))
 
 
+def asked_in(chat: Chat) -> Iterator[AskedMedia]:
+    """All pictures and videos of a conversation, in order."""
+    for message in chat.messages:
+        for part in message.content:
+            if isinstance(part, AskedMedia):
+                yield part
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
     """What to generate. ``source`` is a conversation to continue, or plain text.
@@ -68,3 +76,9 @@ class AnswerRequest:
     @property
     def operation(self) -> Operation:
         return "chat" if isinstance(self.source, Chat) else "text_completion"
+
+    @property
+    def media_kind(self) -> MediaKind | None:
+        """What the model is to see."""
+        kinds = {one.kind for one in asked_in(self.source)} if isinstance(self.source, Chat) else set()
+        return "mixed" if len(kinds) > 1 else next(iter(kinds), None)

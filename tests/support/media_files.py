@@ -75,6 +75,44 @@ def long_gif(frames: int, side: int = 16) -> bytes:
     return head + frame * frames + b";"
 
 
+def wide_webp(width: int, height: int) -> bytes:
+    """The header of a lossless WebP of this size, and next to nothing after it."""
+    bits = (width - 1) | (height - 1) << 14
+    return _riff((b"VP8L", b"\x2f" + struct.pack("<I", bits) + b"\0" * 16))
+
+
+def long_webp(frames: int) -> bytes:
+    """An animated WebP that has ``frames`` frames of 1 x 1 and no picture in any of them."""
+    canvas = struct.pack("<B3x", 2) + bytes(6)
+    return _riff((b"VP8X", canvas), (b"ANIM", bytes(6)), *[(b"ANMF", bytes(16))] * frames)
+
+
+def _riff(*chunks: tuple[bytes, bytes]) -> bytes:
+    body = b"".join(name + struct.pack("<I", len(content)) + content for name, content in chunks)
+    return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body
+
+
+def large_frame_video(width: int, height: int) -> bytes:
+    """An MP4 of one black H.264 frame of this size."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as file:
+        stream = file.add_stream("libx264", rate=Fraction(10))
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.options = {"preset": "ultrafast", "bf": "0", "threads": "1"}
+        frame = av.VideoFrame(width, height, "yuv420p")
+        for plane in frame.planes:
+            np.frombuffer(plane, np.uint8)[:] = 128
+        for packet in (*stream.encode(frame), *stream.encode()):
+            file.mux(packet)
+    return out.getvalue()
+
+
+def with_small_frames(data: bytes) -> bytes:
+    """``data``, an MP4 in H.264, whose headers say 64 x 48: its stream alone knows better."""
+    at = data.index(b"avc1", data.index(b"stsd")) + 4 + 24
+    return data[:at] + struct.pack(">HH", 64, 48) + data[at + 4 :]
+
+
 def video_file(
     frames, *, container="mp4", codec="libx264", rate=10, gop=12, options=None, rotation=None
 ) -> bytes:

@@ -57,13 +57,14 @@ class CountTokens:
     """``POST /v1/messages/count_tokens``: how long the prompt would be."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_context(scope).error_body = error_body
+        context = request_context(scope)
+        context.error_body = error_body
         only_post(scope)
         data = await Request(scope, receive).body()
         async with ClientWatch(receive) as client:
             request = await read_in_time(_read_count, data)
             service = generation_service(scope["app"])
-            tokens = await service.count_prompt_tokens(request, client)
+            tokens = await service.count_prompt_tokens(request, context, client)
         await JSONResponse({"input_tokens": tokens})(scope, receive, send)
 
 

@@ -51,7 +51,7 @@ class Metrics:
             case RequestFinished():
                 self._record_finished(event)
             case RequestRefused():
-                self._refused.add(1, {names.ERROR_TYPE: event.error_code, names.HTTP_STATUS: event.status})
+                self._record_refused(event)
             case SlotChanged():
                 self._record_slot(event)
             case EngineSample():
@@ -71,6 +71,15 @@ class Metrics:
                 self._plugins.add(1, {names.PLUGIN: event.plugin, names.PLUGIN_STATE: event.state})
             case SinkFailed():
                 self._sinks.add(1, {names.SINK: event.sink})
+
+    def _record_refused(self, event: RequestRefused) -> None:
+        labels: dict[str, AttributeValue] = {
+            names.ERROR_TYPE: event.error_code,
+            names.HTTP_STATUS: event.status,
+        }
+        if event.media_kind is not None:
+            labels[names.MEDIA_KIND] = event.media_kind
+        self._refused.add(1, labels)
 
     def _requests(self, meter: Meter) -> None:
         self._duration = _seconds(meter, names.REQUEST_DURATION, "From a request's arrival to its end")

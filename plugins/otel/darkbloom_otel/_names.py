@@ -33,6 +33,7 @@ SERVER_PORT = "server.port"
 HTTP_STATUS = "http.response.status_code"
 
 # --- attributes of our own
+MEDIA_KIND = "darkbloom.media.kind"
 REQUEST_ID = "darkbloom.request.id"
 QUEUE_SECONDS = "darkbloom.queue_seconds"
 PREFILL_SECONDS = "darkbloom.prefill_seconds"

@@ -320,10 +320,12 @@ def test_refusals_and_failures_are_counted_by_their_cause(sink):
         assert value(sink, "darkbloom_slots_failures_total", **labels) == 1
     assert value(sink, "darkbloom_ledger_stuck_total") == 1
     assert value(sink, "darkbloom_ledger_dropped_bytes_total", darkbloom_ledger_kind="kv") == 4096
+    sink.emit(RequestRefused(status=400, error_code="invalid_value", media_kind="mixed"))
     sink.emit(PluginFailed(plugin="p", distribution="d", state="failed to import"))
     sink.emit(SinkFailed(sink="other"))
     refused = {"error_type": "model_not_found", "http_response_status_code": "404"}
     assert value(sink, "darkbloom_requests_refused_total", **refused) == 2
+    assert value(sink, "darkbloom_requests_refused_total", darkbloom_media_kind="mixed") == 1
     assert value(sink, "darkbloom_plugin_failures_total", darkbloom_plugin_name="p") == 1
     assert value(sink, "darkbloom_sink_failures_total", darkbloom_sink_name="other") == 1
 
