@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import time
 
 import httpx
 import pytest
 
+from darkbloom_core.contracts import Prompt
+from darkbloom_core.engine import GenerationRequest, PlainParser, SamplingParams
 from darkbloom_core.memory import MachineReadings, Reading
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.server import BackgroundServer, create_app
@@ -17,6 +19,9 @@ from darkbloom_core.telemetry import SinkEmitter
 MIB = 1024**2
 A, B = "demo/gpt-oss", "demo/gemma4"
 QUESTION = "List the numbers from 98 to 103."
+STREAM_TOKENS, BUFFERED = 96, 16
+"""Tokens of a stream, and how many of them its row runs ahead of its reader."""
+
 LONG = 130_900
 """Tokens of a request that fits only while one model has all the KV memory."""
 
@@ -40,7 +45,7 @@ def server():
     settings = Settings(
         memory={"physical_bytes": 2560 * MIB, "activation_bytes": 64 * MIB},  # a cap of 512 MiB
         telemetry={"sample_seconds": 0},
-        engine={"chain": "always", "pack": "never"},
+        engine={"chain": "always", "pack": "never", "event_buffer": BUFFERED},
     )
     plugins = load_plugins()
     emitter = SinkEmitter([])
@@ -69,6 +74,26 @@ def text_of(answer) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
+def long_stream(slot):
+    """An answer of ``STREAM_TOKENS`` tokens whose row pauses soon after its reader does."""
+    return slot.engine.submit(
+        GenerationRequest(
+            id="long",
+            prompt=Prompt(slot.codec.encode_text("Once upon a time")),
+            parser=PlainParser(),
+            max_tokens=STREAM_TOKENS,
+            sampling=SamplingParams(temperature=0.0),
+            ignore_stop_ids=True,
+        )
+    )
+
+
+def text_of_stream(events) -> str:
+    events = list(events)
+    assert (events[-1].reason, events[-1].usage.completion_tokens) == ("length", STREAM_TOKENS)
+    return "".join(delta.text for event in events[:-1] for delta in event.deltas)
+
+
 def grants(server) -> dict[str, int]:
     return {slot.name: slot.grant_bytes for slot in server.slots.slots()}
 
@@ -81,30 +106,29 @@ def test_one_model_loads_while_the_other_serves_and_shares_move_and_come_back(se
     assert list(alone) == [A]
     assert text_of(ask(server, A, max_tokens=LONG)) == undisturbed  # it fits now
 
-    texts: list[str] = []
-    go_on = threading.Event()
-    go_on.set()
-
-    def keep_asking() -> None:
-        while go_on.is_set():
-            texts.append(text_of(ask(server, A)))
-
-    asking = threading.Thread(target=keep_asking)
-    asking.start()
-    assert "Paris" in text_of(ask(server, B, "What is the capital of France?"))  # waits for its load
+    slot = server.slots.get(A)
+    whole = text_of_stream(long_stream(slot))
+    stream = iter(long_stream(slot))
+    events = [next(stream) for _ in range(4)]
+    load = server.slots.load_known(B)
+    while not load.done():  # it goes on while B loads, but not to its end
+        if len(events) < STREAM_TOKENS // 2:
+            events.append(next(stream))
+        else:
+            time.sleep(0.01)
+    assert load.exception() is None
     shared = grants(server)
-    go_on.clear()
-    asking.join(60)
-    assert len(texts) >= 2
-    assert set(texts) == {undisturbed}
     assert sorted(shared) == sorted([A, B])
     assert shared[A] < alone[A]
     assert sum(shared.values()) <= server.slots.memory.budget()
+    assert slot.engine.status().running == 1  # and it runs still
 
     refused = ask(server, A, max_tokens=LONG)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "capacity_exhausted")
     assert int(refused.headers["retry-after"]) >= 1
+    assert "Paris" in text_of(ask(server, B, "What is the capital of France?"))
     assert text_of(ask(server, A)) == undisturbed
+    assert text_of_stream([*events, *stream]) == whole
 
     server.slots.unload(B)
     assert grants(server) == alone
