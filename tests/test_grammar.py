@@ -15,7 +15,7 @@ from darkbloom_core.contracts import (
     Repeated,
 )
 from darkbloom_core.errors import GenerationFailed, InvalidRequest
-from darkbloom_core.grammar import GrammarCompiler
+from darkbloom_core.grammar import GrammarCompiler, _bounds
 from darkbloom_core.grammar._faults import find_fault
 
 END, OPEN, CLOSE, UNKNOWN = 256, 257, 258, 259
@@ -147,6 +147,7 @@ FAULTS = [
     (JsonText({"$ref": "#"}, "f"), "f", "nothing can be written"),
     (JsonText({"type": "integer", "multipleOf": 1000003}, "f"), "f", "multipleOf is too large"),
     (JsonText({"enum": ["x" * 300_000]}, "f"), "f", "more than"),
+    (JsonText({"oneOf": [{"type": "string"}, {"enum": ["a", 1]}]}, "f"), "f", "oneOf constraints are not supported$"),
     (JsonText({"allOf": [{"pattern": f"^(.*[a-f].{{{n}}})$"} for n in range(20)]}, "f"), "f", "must hold at once"),
     (JsonText({"$ref": "#/$defs/a", "format": "uri", "$defs": {"a": {"pattern": "x"}}}, "f"), "f",
      "must hold at once"),
@@ -156,7 +157,6 @@ FAULTS = [
     (JsonText({"type": "object", "properties": {f"k{n}": {} for n in range(1001)}}, "f"), "f",
      "properties has more than"),
     (JsonText({"anyOf": [{"anyOf": [{}] * 999}] * 6}, "f"), "f", "members in all"),
-    (JsonText({"allOf": [{"anyOf": [{"minLength": n} for n in range(9)]} for _ in range(9)]}, "f"), "f", "too complex"),
     (JsonText({"type": "object", "patternProperties": {"^a{1,500}x": {}, "^b{1,500}y": {}}}, "f"), "f",
      "several patternProperties"),
     (LarkText("start: T\nT: /.*a.{20}/ & /.*b.{20}/", "f"), "f", "not supported"),
@@ -178,6 +178,14 @@ def test_what_cannot_be_compiled_is_refused_with_its_place(compiler, text, param
         compiler.compile(InOrder((sound, Exactly(" "), text, ENDS)))
     assert caught.value.param == param
     assert len(caught.value.message) < 400
+
+
+def test_choices_of_choices_are_followed_only_so_far(compiler, monkeypatch):
+    """There are four billion combinations."""
+    monkeypatch.setattr(_bounds, "WORK_LIMIT", 3000)
+    schema = {"allOf": [{"anyOf": [{"minLength": n} for n in range(4)]} for _ in range(16)]}
+    with pytest.raises(InvalidRequest, match="f: the schema is too complex"):
+        compiler.compile(InOrder((JsonText(schema, "f"), ENDS)))
 
 
 def test_a_place_that_is_not_found_in_time_is_the_whole_field():
@@ -210,6 +218,8 @@ def test_what_cannot_be_enforced_is_ignored_if_that_is_wanted(compiler):
     schema = {"type": "object", "properties": {"a": {"type": "string", "format": "zip"}}, "required": ["a"]}
     grammar = InOrder((JsonText(schema, "", lenient=True), ENDS))
     assert taken(compiler, grammar, '{"a": "x"}', END) == (11, True)
+    either = {"oneOf": [{"type": "string"}, {"enum": ["a", 1]}]}
+    assert taken(compiler, InOrder((JsonText(either, "", lenient=True), ENDS)), '"a"', END) == (4, True)
 
 
 def test_a_grammar_that_refers_thousands_of_rules_deep_does_no_harm(compiler):

@@ -122,6 +122,18 @@ def test_eight_at_once_run_in_one_batch_and_each_equals_its_answer_alone(live_se
     live_server.wait_until_idle(2)
 
 
+def test_the_asynchronous_client_streams(live_server) -> None:
+    async def answer():
+        url, texts = f"{live_server.url}/v1", []
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as asynchronous:
+            fields = asked("demo/gemma4", "What is 12 + 30?", stream=True)
+            async for chunk in await asynchronous.chat.completions.create(**fields):
+                texts.append(chunk.choices[0].delta.content or "")
+        return "".join(texts)
+
+    assert asyncio.run(answer()) == "12 + 30 = 42"
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_token_limit_cuts_an_answer_and_says_so(client, model) -> None:
     fields = asked(model, "Count from 3 to 9.", max_tokens=1)

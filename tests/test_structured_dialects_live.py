@@ -11,9 +11,9 @@ import pytest
 MODELS = ["demo/gpt-oss", "demo/gemma4"]
 ANN = "Give me JSON with the keys name and age: Ann is 31 years old."
 WEATHER = "What is the weather in Paris?"
-CITY = {
+ROME = {
     "type": "object",
-    "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+    "properties": {"city": {"const": "Rome"}},
     "required": ["city"],
     "additionalProperties": False,
 }
@@ -65,25 +65,23 @@ def test_a_parsed_message_is_the_object_that_was_meant_whole_and_streamed(messag
         assert stream.get_final_message().content[-1].text == whole.content[-1].text
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_any_json_object_is_one(responses, model) -> None:
-    found = responses.create(**response(model, ANN, text={"format": {"type": "json_object"}}))
+def test_any_json_object_is_one(responses) -> None:
+    found = responses.create(**response("demo/gemma4", ANN, text={"format": {"type": "json_object"}}))
     assert json.loads(found.output_text) == {"name": "Ann", "age": 31}
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_strict_tools_get_arguments_that_fit(responses, messages, model) -> None:
     """Rome is not what the model would say of itself."""
-    city = {**CITY, "properties": {"city": {"const": "Rome"}}}
-    tool = {"type": "function", "name": "get_weather", "parameters": city, "strict": True}
+    tool = {"type": "function", "name": "get_weather", "parameters": ROME, "strict": True}
     (call,) = (
         item
         for item in responses.create(**response(model, WEATHER, tools=[tool])).output
         if item.type == "function_call"
     )
     assert json.loads(call.arguments) == {"city": "Rome"}
-    tool = {"name": "get_weather", "input_schema": city, "strict": True}
-    for choice in ({"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "get_weather"}):
+    tool = {"name": "get_weather", "input_schema": ROME, "strict": True}
+    for choice in ({"type": "auto", "disable_parallel_tool_use": True}, {"type": "any"}):
         found = messages.create(**message(model, WEATHER, tools=[tool], tool_choice=choice))
         assert (found.content[-1].input, found.stop_reason) == ({"city": "Rome"}, "tool_use")
 

@@ -25,8 +25,8 @@ MEMBERS_LIMIT = 1000
 ALL_MEMBERS_LIMIT = 5000
 """Of all objects and choices together."""
 
-WORK_LIMIT = 30_000
-"""Of looking which schemas meet: some tenths of a second."""
+WORK_LIMIT = 60_000
+"""Of looking which schemas meet: about half a second."""
 
 MULTIPLES_LIMIT = 20_000
 """Of all ``multipleOf`` together, in units of their last digits: each is a machine of that many states."""

@@ -26,6 +26,9 @@ _ALONE = (
 _SHARED = ("$defs", "definitions")
 
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_ADVICE = ("; following special tokens", ". Enable '")
+"""Where the compiler begins to speak of what its own caller could do."""
+
 _REASONS = {"NoExtensionBias": "nothing can be written that fits it"}
 
 Place: TypeAlias = tuple[str | int, ...]
@@ -88,7 +91,9 @@ def _reason(fault: str) -> str:
     """The line that says what is wrong, without the tokens that a grammar could have named."""
     lines = [line.strip() for line in fault.splitlines()] or [""]
     told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
-    told = _LARK_PLACE.sub("", told).partition("; following special tokens")[0]
+    told = _LARK_PLACE.sub("", told)
+    for advice in _ADVICE:
+        told = told.partition(advice)[0]
     return _REASONS.get(told, told)[:REASON_CHARACTERS]
 
 

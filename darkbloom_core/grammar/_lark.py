@@ -53,7 +53,7 @@ def client_texts(grammar: Grammar) -> Iterator[ClientText]:
 
 def json_part(text: JsonText) -> dict[str, Any]:
     """The part of a schema, with our own options instead of any that stand in it."""
-    options = {"whitespace_pattern": WHITESPACE, "lenient": text.lenient}
+    options = {"whitespace_pattern": WHITESPACE, "lenient": text.lenient, "coerce_one_of": text.lenient}
     if isinstance(text.schema, bool):
         return {"json_schema": text.schema}
     return {"json_schema": {**text.schema, "x-guidance": options}}
