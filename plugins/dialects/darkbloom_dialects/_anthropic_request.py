@@ -41,6 +41,9 @@ HIGH_BUDGET_TOKENS = 16384
 """A budget for thinking becomes a word, the only thing that families know: low below the first number, high from
 the second on."""
 
+FORMAT_NAME = "answer"
+"""Formats have no name in this dialect; families that tell the model of one need one."""
+
 _EFFORTS = {"xhigh": "high", "max": "high"}
 
 
@@ -100,7 +103,7 @@ def _answer_format(body: CountBody) -> AnswerFormat | None:
         where, asked = "output_format", body.output_format
     else:
         return None
-    return AnswerFormat(text=JsonText(asked.json_schema, f"{where}.schema"))
+    return AnswerFormat(text=JsonText(asked.json_schema, f"{where}.schema"), name=FORMAT_NAME)
 
 
 def _thinks(body: CountBody) -> bool:

@@ -125,7 +125,8 @@ def test_the_format_of_the_answer_is_taken_from_either_place() -> None:
         ({"output_config": {"format": FORMAT}}, "output_config.format.schema"),
         ({"output_format": FORMAT}, "output_format.schema"),
     ):
-        assert chat(**fields).answer == AnswerFormat(text=JsonText({"type": "object"}, origin))
+        text = JsonText({"type": "object"}, origin)
+        assert chat(**fields).answer == AnswerFormat(text=text, name="answer")
     assert chat(output_config={"effort": "low"}).answer is None
 
 
