@@ -17,6 +17,7 @@ class Script(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.paths.append(self.path)
+        self.server.keys.append(self.headers["authorization"])
         self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(self.server.body)
@@ -32,7 +33,7 @@ class Script(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Script)
-    server.paths, server.asked, server.status, server.body = [], [], 200, b""
+    server.paths, server.keys, server.asked, server.status, server.body = [], [], [], 200, b""
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -64,6 +65,16 @@ def test_content_and_reasoning_come_in_order_and_comments_are_no_events(server) 
     )
     assert ask(server) == [Piece("reasoning", "hm"), Piece("content", "a"), Piece("content", "b")]
     assert server.asked == [{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}]
+
+
+def test_a_key_is_shown_and_a_refusal_of_it_says_where_to_put_another(server) -> None:
+    server.status, server.body = 401, b'{"error": {"message": "wrong key"}}'
+    with pytest.raises(SetupError, match=r"^wrong key \(set DARKBLOOM_API_KEY to the key\)$"):
+        ChatClient(server.url, "the key").models()
+    assert server.keys == ["Bearer the key"]
+    with pytest.raises(SetupError):
+        ChatClient(server.url).models()
+    assert server.keys == ["Bearer the key", None]
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])

@@ -180,10 +180,11 @@ def test_a_gpu_that_mlx_does_not_use_is_pointed_out(tmp_path):
 def test_the_command_says_ok_for_what_is_well_and_exits_with_1_for_what_is_not(run_darkbloom, tmp_path):
     well = json.loads(run_darkbloom("doctor", "demo/gpt-oss", "--json").stdout)
     assert well["status"] == "ok"
-    assert {check["name"] for check in well["checks"]} >= {"settings", "plugins", "memory", "disk"}
-    (tmp_path / "settings.toml").write_text('[models]\nlost = "/nowhere"\n')
+    assert {check["name"] for check in well["checks"]} >= {"settings", "access", "plugins", "memory", "disk"}
+    (tmp_path / "settings.toml").write_text('[server]\nhost = "0.0.0.0"\n[models]\nlost = "/nowhere"\n')
     ill = run_darkbloom("doctor", "--config", "settings.toml", code=1).stdout
     assert "failure  model lost: models.lost: no model '/nowhere'" in ill
+    assert "failure  access: server.host 0.0.0.0 can be reached from other machines" in ill
     (tmp_path / "settings.toml").write_text("[engine]\nmax_rosw = 1\n")
     ill = json.loads(run_darkbloom("doctor", "--config", "settings.toml", "--json", code=1).stdout)
     assert [check["name"] for check in ill["checks"] if check["state"] == "failure"] == ["settings"]

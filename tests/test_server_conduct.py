@@ -103,6 +103,16 @@ def test_a_client_that_leaves_the_queue_is_forgotten(server, stream) -> None:
     server.wait_until_idle(2)
 
 
+def test_a_client_that_leaves_before_its_body_has_come_is_no_fault_of_the_server(server, caplog) -> None:
+    with socket.create_connection(("127.0.0.1", server.background.port), timeout=10) as connection:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+        connection.sendall(head + b'{"model"')
+        time.sleep(0.05)
+    wait_for(lambda: any(isinstance(event, RequestRefused) for event in server.sink.events))
+    assert server.sink.take(*REQUEST_EVENTS) == [RequestRefused(status=499, error_code="cancelled")]
+    assert caplog.messages == []
+
+
 def test_all_choices_end_with_their_client(server) -> None:
     connection = open_request(server, body("toy/slow", n=4, max_tokens=3000, stream=True))
     wait_for(lambda: server.engine("toy/slow").status().running == 4)

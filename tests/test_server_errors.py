@@ -17,6 +17,8 @@ TABLE = {
     "BodyTooLarge": (413, "invalid_request_error", "body_too_large"),
     "RequestCancelled": (499, "invalid_request_error", "cancelled"),
     "QueueFull": (429, "rate_limit_error", "queue_full"),
+    "RateLimitExceeded": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "ConcurrencyLimitExceeded": (429, "rate_limit_error", "concurrency_limit_exceeded"),
     "CapacityExhausted": (503, "service_unavailable_error", "capacity_exhausted"),
     "ModelDoesNotFit": (503, "service_unavailable_error", "model_does_not_fit"),
     "GrantTooSmall": (503, "service_unavailable_error", "grant_too_small"),

@@ -1,6 +1,8 @@
 """A generation used directly, as a plugin's route would: whatever happens inside, nothing is left running."""
 
 import asyncio
+import threading
+from functools import partial
 
 import pytest
 from starlette.datastructures import Headers
@@ -136,6 +138,34 @@ def test_one_failed_choice_ends_all(server) -> None:
 def test_a_client_that_left_before_is_not_generated_for(server) -> None:
     with pytest.raises(RequestCancelled):
         run(server, ask(), everything, leaves_first=True)
+    assert server.sink.take(RequestStarted, RequestFinished) == []
+
+
+def test_a_client_that_leaves_while_its_prompt_is_written_is_not_generated_for(server, monkeypatch) -> None:
+    """What encodes cannot be stopped, but nothing comes of it: no row, no pin, 499."""
+    slot, left = server.slots.get("slow"), threading.Event()
+    encode = slot.codec.encode_chat
+
+    def encode_slowly(chat):
+        leave()
+        assert left.wait(10)
+        return encode(chat)
+
+    monkeypatch.setattr(slot.codec, "encode_chat", encode_slowly)
+
+    async def main():
+        messages, loop = asyncio.Queue(), asyncio.get_running_loop()
+        nonlocal leave
+        leave = partial(loop.call_soon_threadsafe, messages.put_nowait, {"type": "http.disconnect"})
+        async with ClientWatch(messages.get) as client:
+            client.when_gone(left.set)
+            async with generation_service(server.app).generate(ask(), RequestContext(Headers()), client):
+                pytest.fail("nobody waits for this")
+
+    leave = None
+    with pytest.raises(RequestCancelled):
+        asyncio.run(main())
+    assert slot.pins == 0
     assert server.sink.take(RequestStarted, RequestFinished) == []
 
 

@@ -121,13 +121,14 @@ def test_sigterm_does_not_wait_longer_than_it_may(start) -> None:
     assert '"draining"' in [line for line in lines if line][-1]
 
 
-def test_ctrl_c_after_sigterm_does_not_wait_any_more(start) -> None:
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_wait_for_running_requests(start, second) -> None:
     process = start(30)
     lines, thread = process.stream(max_tokens=3000)
     process.popen.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     assert process.popen.poll() is None
-    process.popen.send_signal(signal.SIGINT)
+    process.popen.send_signal(second)
     seconds, code, output = process.end(10)
     thread.join(5)
     assert (code, output) == (0, "ended well")

@@ -54,7 +54,7 @@ def test_the_file_is_read_and_the_environment_wins_over_it(load):
         DARKBLOOM_BLOCK_PLUGINS="not a setting",
         UNRELATED="x",
     )
-    assert settings.server.model_dump(exclude={"body_bytes_limit"}) == {
+    assert settings.server.model_dump(exclude_unset=True) == {
         "host": "h",
         "port": 2,
         "drain_seconds": 3.0,
@@ -133,6 +133,11 @@ def test_options_of_a_plugin_are_found_however_its_name_is_written(load):
         ("[server]\nhost = ''", "server.host in FILE must not be empty, not ''"),
         ("[server]\nhost = 1", "server.host in FILE must be text, not 1"),
         ("[server]\nroute_plugins = 'otel'", "server.route_plugins in FILE must be a list, not 'otel'"),
+        (
+            "[server]\ncors_origins = ['https://a.example/']",
+            "server.cors_origins.0 in FILE must be an origin as browsers write it, such as https://chat.example.org, or *, "
+            "not 'https://a.example/'",
+        ),
         ("[server]\nroute_plugins = [1]", "server.route_plugins.0 in FILE must be text, not 1"),
         (
             "[engine]\nslice_milliseconds = 0",

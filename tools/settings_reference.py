@@ -48,6 +48,7 @@ FREE = """
 |---|---|---|
 | `[models]` | {models} | `DARKBLOOM_MODELS__ASSISTANT=/models/assistant-20b` |
 | `[max_rows]` | {max_rows} | `DARKBLOOM_MAX_ROWS__ASSISTANT=4` |
+| not in the file | {keys} | `DARKBLOOM_KEYS__ALICE=...` |
 | `[options.PLUGIN]` | {options} | `DARKBLOOM_OPTIONS__OTEL__ENDPOINT=http://127.0.0.1:4318` |
 
 A variable means the name in lower case; where the file has that name with `-` in place of `_`, it means that one.
@@ -61,7 +62,7 @@ def page() -> str:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             parts.append(_table(name, field.annotation))
     fields = Settings.model_fields
-    free = {name: fields[name].description for name in ("models", "max_rows", "options")}
+    free = {name: fields[name].description for name in ("models", "max_rows", "keys", "options")}
     parts.append(FREE.format(**free))
     parts.append("\n## Variables that are not settings\n\n| variable | meaning |\n|---|---|\n")
     parts.extend(f"| `{variable}` | {meaning} |\n" for variable, meaning in RESERVED.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +32,10 @@ def _chat(
         str | None, typer.Argument(help="As for `serve`, or a name that the server at --url serves.")
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="Talk to this server instead of starting one.")
+        str | None,
+        typer.Option(
+            "--url", help="Talk to this server instead of starting one, with the key in DARKBLOOM_API_KEY."
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
     config: Annotated[
@@ -103,14 +107,14 @@ def _server(
     command: CommandContext, model: str | None, url: str | None, config: Path | None
 ) -> Iterator[tuple[ChatClient, str]]:
     """A client of the server at ``url``, or of one that runs while the block does, and the model's name there."""
-    from darkbloom_core.cli._client import ChatClient
+    from darkbloom_core.cli._client import KEY_VARIABLE, ChatClient
 
     if url is not None:
-        client = ChatClient(url)
+        client = ChatClient(url, os.environ.get(KEY_VARIABLE))
         yield client, model or _only_model(client, url)
         return
     with running_server(command, [model] if model else [], demo=model is None, config=config) as server:
-        yield ChatClient(server.url), server.slots[0].name
+        yield ChatClient(server.url, server.key), server.slots[0].name
 
 
 def _only_model(client: ChatClient, url: str) -> str:

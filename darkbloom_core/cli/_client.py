@@ -16,6 +16,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from darkbloom_core.errors import SetupError
 
+KEY_VARIABLE = "DARKBLOOM_API_KEY"
+
 _SECONDS_WITHOUT_A_BYTE = 600.0
 
 
@@ -34,11 +36,13 @@ class ChatError(Exception):
 class ChatClient:
     """Talks to the server at ``url`` (``http://host:port``, with or without ``/v1``).
 
-    Raises ``SetupError`` if ``url`` is none, or if nothing answers there.
+    ``key`` is the API key to show, if one is needed. Raises ``SetupError`` if ``url`` is
+    none, if nothing answers there, or if the server wants another key.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         self._url = _checked(url)
+        self._key = key
 
     def models(self) -> tuple[str, ...]:
         """The names that the server serves, in its order."""
@@ -61,6 +65,8 @@ class ChatClient:
     ) -> Iterator[http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         headers = {"Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
         encoded = None if body is None else json.dumps(body).encode()
         with closing(kind(self._url.netloc, timeout=_SECONDS_WITHOUT_A_BYTE)) as connection:
             try:
@@ -68,6 +74,8 @@ class ChatClient:
                 response = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 raise SetupError(f"no server answers at {self._url.geturl()}: {error}") from error
+            if response.status == 401:
+                raise SetupError(f"{_message(401, response.read())} (set {KEY_VARIABLE} to the key)")
             if response.status != 200:
                 raise ChatError(_message(response.status, response.read()))
             yield response

@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from darkbloom_core.cli._check import Check
 from darkbloom_core.cli._context import CommandContext
 from darkbloom_core.errors import SettingsError, SetupError
+
+if TYPE_CHECKING:
+    from darkbloom_core.settings import Settings
 
 
 def add_to(app: typer.Typer) -> None:
@@ -72,6 +75,7 @@ def _all_checks(command: CommandContext, words: Sequence[str], config: Path | No
             found=error.message,
             advice="see docs/settings.md for all of them",
         )
+    yield _access(settings)
     yield from plugin_checks(command)
     try:
         require_backend()
@@ -83,6 +87,22 @@ def _all_checks(command: CommandContext, words: Sequence[str], config: Path | No
     patient = this_patient(command, settings)
     yield from machine_checks(patient)
     yield from model_checks(patient, words or list(settings.models))
+
+
+def _access(settings: Settings) -> Check:
+    """Where the server would listen, and who could ask it."""
+    from darkbloom_core.settings import read_keys, require_key
+
+    host = settings.server.host
+    try:
+        names = [key.name for key in read_keys(settings)]
+        require_key(host, needs_key=bool(names))
+    except SettingsError as error:
+        return Check(
+            name="access", state="failure", found=error.message, advice="see docs/security.md about keys"
+        )
+    who = f"API keys of {', '.join(names)}" if names else "no API key is needed"
+    return Check(name="access", state="ok", found=f"{host}, {who}", facts={"host": host, "keys": names})
 
 
 def _print(check: Check) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from darkbloom_core.cli._context import CommandContext
-from darkbloom_core.errors import SettingsError
 from darkbloom_core.plugins import PluginOptions, load_plugins
 
 if TYPE_CHECKING:
@@ -32,7 +30,9 @@ def _serve(
         ),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the demo checkpoints too.")] = False,
-    host: Annotated[str | None, typer.Option(help="Loopback address to listen on.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; one that others can reach needs API keys.")
+    ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")] = None,
     routes: Annotated[
         list[str] | None,
@@ -74,7 +74,7 @@ def _run(
     from darkbloom_core.cli._running import loaded_app
     from darkbloom_core.server import check_address, serve
 
-    check_address(settings.server.host, settings.server.port)
+    check_address(settings)
     chosen = choose_models(command, words or ([] if demo else list(settings.models)), settings, demo=demo)
     with loaded_app(command, settings, chosen) as (app, slots):
         names = ", ".join(slot.name for slot in slots)
@@ -88,27 +88,12 @@ def _run(
 
 
 def _with_address(settings: Settings, host: str | None, port: int | None) -> Settings:
-    """``settings`` with the command line's address. Raises ``SettingsError`` unless it is loopback."""
+    """``settings`` with the command line's address."""
     given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    server = settings.server.model_copy(update=given)
-    if not _is_loopback(server.host):
-        raise SettingsError(
-            f"server.host {server.host}: only a loopback address may be listened on, since requests are not "
-            "authenticated yet; put a proxy that authenticates in front"
-        )
-    return settings.model_copy(update={"server": server})
+    return settings.model_copy(update={"server": settings.server.model_copy(update=given)})
 
 
 def _with_routes(settings: Settings, plugins: list[str]) -> Settings:
     """``settings`` with the routes of ``plugins`` after those that it names itself."""
     named = tuple(dict.fromkeys((*settings.server.route_plugins, *plugins)))
     return settings.model_copy(update={"server": settings.server.model_copy(update={"route_plugins": named})})
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -15,6 +15,8 @@
     │   └── RequestCancelled            499 cancelled
     ├── Unavailable                     503 unavailable, with Retry-After
     │   ├── QueueFull                   429 queue_full
+    │   ├── RateLimitExceeded           429 rate_limit_exceeded
+    │   ├── ConcurrencyLimitExceeded    429 concurrency_limit_exceeded
     │   ├── CapacityExhausted           503 capacity_exhausted
     │   │   ├── ModelDoesNotFit         503 model_does_not_fit
     │   │   ├── GrantTooSmall           503 grant_too_small
@@ -38,6 +40,7 @@ from darkbloom_core.errors._tree import (
     BodyTooLarge,
     CapacityExhausted,
     CheckpointError,
+    ConcurrencyLimitExceeded,
     ContextLengthExceeded,
     DarkbloomError,
     DeadlineExceeded,
@@ -54,6 +57,7 @@ from darkbloom_core.errors._tree import (
     NotOffered,
     PluginError,
     QueueFull,
+    RateLimitExceeded,
     RequestCancelled,
     RequestError,
     RouteNotFound,
@@ -68,6 +72,7 @@ __all__ = [
     "BodyTooLarge",
     "CapacityExhausted",
     "CheckpointError",
+    "ConcurrencyLimitExceeded",
     "ContextLengthExceeded",
     "DarkbloomError",
     "DeadlineExceeded",
@@ -84,6 +89,7 @@ __all__ = [
     "NotOffered",
     "PluginError",
     "QueueFull",
+    "RateLimitExceeded",
     "RequestCancelled",
     "RequestError",
     "RouteNotFound",

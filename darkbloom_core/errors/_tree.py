@@ -102,6 +102,20 @@ class QueueFull(Unavailable):
     code = "queue_full"
 
 
+class RateLimitExceeded(Unavailable):
+    """The API key has asked too often."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+
+class ConcurrencyLimitExceeded(Unavailable):
+    """As many requests of the API key are being answered as may be at once."""
+
+    status = 429
+    code = "concurrency_limit_exceeded"
+
+
 class CapacityExhausted(Unavailable):
     """Larger than the model's present share of memory."""
 

@@ -4,6 +4,7 @@ from darkbloom_core.server._app import create_app, generation_service, plugin_re
 from darkbloom_core.server._bodies import read_json
 from darkbloom_core.server._context import ClientWatch, RequestContext, request_context
 from darkbloom_core.server._errors import ErrorAnswer, error_answer
+from darkbloom_core.server._gate import OpenRoute, WritesErrors
 from darkbloom_core.server._generation import Generation, GenerationService
 from darkbloom_core.server._requests import AnswerRequest, AskedMedia, SamplingOverrides, asked_media
 from darkbloom_core.server._run import BackgroundServer, check_address, serve
@@ -16,8 +17,10 @@ __all__ = [
     "ErrorAnswer",
     "Generation",
     "GenerationService",
+    "OpenRoute",
     "RequestContext",
     "SamplingOverrides",
+    "WritesErrors",
     "asked_media",
     "check_address",
     "create_app",

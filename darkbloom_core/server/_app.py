@@ -1,4 +1,4 @@
-"""Puts the server together from its routes and its outermost layer."""
+"""Puts the server together from its routes and the layers around them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, NoReturn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from darkbloom_core.contracts import TelemetrySink
 from darkbloom_core.plugins import PluginReport
-from darkbloom_core.server._edge import Edge
+from darkbloom_core.server._edge import Edge, RequestIds
+from darkbloom_core.server._gate import Gate
 from darkbloom_core.server._generation import GenerationService
 from darkbloom_core.server._health import PluginReports, health_routes
+from darkbloom_core.server._keys import KeyRing
+from darkbloom_core.server._limits import KeyLimits
 from darkbloom_core.server._openai import openai_routes
-from darkbloom_core.settings import Settings
+from darkbloom_core.settings import Settings, read_keys
 from darkbloom_core.telemetry import SinkEmitter
 
 if TYPE_CHECKING:
@@ -37,8 +41,11 @@ def create_app(
     """The ASGI application. The core's own routes win over ``plugin_routes`` of the same path.
 
     Routes of plugins reach the models through ``generation_service(request.app)``, and
-    their own sinks through ``telemetry_sinks(request.app)``.
+    their own sinks through ``telemetry_sinks(request.app)``. With API keys in ``settings``
+    all routes need one, but for each that is an ``OpenRoute``. Raises ``SettingsError`` if
+    the keys cannot be read.
     """
+    keys = KeyRing(read_keys(settings))
     service = GenerationService(slots, settings, emitter)
     routes = [
         *openai_routes(service),
@@ -47,14 +54,36 @@ def create_app(
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Edge, emitter=emitter, body_bytes_limit=settings.server.body_bytes_limit)],
+        middleware=[
+            Middleware(RequestIds),
+            *_cors(settings.server.cors_origins),
+            Middleware(Edge, emitter=emitter, body_bytes_limit=settings.server.body_bytes_limit),
+            Middleware(Gate, routes=routes, keys=keys, limits=KeyLimits(settings.server)),
+        ],
         exception_handlers={HTTPException: _leave_to_the_edge},
     )
     app.router.redirect_slashes = False
     app.state.generation_service = service
     app.state.telemetry_sinks = emitter.sinks
     app.state.plugin_reports = plugin_reports
+    app.state.needs_key = bool(keys)
     return app
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Pages of these origins may read answers, errors too; keys are headers, so no cookie is let in."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+            allow_private_network=True,
+        )
+    ]
 
 
 def generation_service(app: Starlette) -> GenerationService:

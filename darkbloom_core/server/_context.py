@@ -31,6 +31,9 @@ _REQUEST_ID = re.compile(rf"[\x20-\x7e]{{1,{REQUEST_ID_CHARACTERS}}}")
 class RequestContext:
     """``accepted`` is set once ``RequestStarted`` was emitted: from then on the request is not refused any more.
 
+    ``key_name`` is whose API key the request shows, None if the server needs none;
+    ``anonymous`` is whether it shows none where one is needed, as open routes allow.
+
     ``error_body`` writes the body of an error; a route of another dialect puts its own there
     before anything can fail. ``media_kind`` says what the model is to see, once that is known.
     """
@@ -42,6 +45,8 @@ class RequestContext:
         self.started_seconds = time.monotonic()
         self.accepted = False
         self.media_kind: MediaKind | None = None
+        self.key_name: str | None = None
+        self.anonymous = False
         self._scopes = headers.getlist(SCOPE_HEADER)
         self.error_body: Callable[[ErrorAnswer], Mapping[str, Any]] = ErrorAnswer.body
 
@@ -49,8 +54,13 @@ class RequestContext:
     def scope(self) -> str | None:
         """Whom the request is for: only requests of the same scope share what was computed for their prompts.
 
+        The header tells scopes of one API key apart; those of two keys are never the same.
         Raises ``InvalidRequest`` for a header that is there twice or is no printable ASCII.
         """
+        asked = self._asked_scope()
+        return asked if self.key_name is None else f"key {self.key_name}\n{asked or ''}"
+
+    def _asked_scope(self) -> str | None:
         if not self._scopes:
             return None
         if len(self._scopes) > 1 or not _SCOPE.fullmatch(self._scopes[0]):

@@ -1,4 +1,4 @@
-"""The outermost layer: gives every request an id and a bounded body, and every failure an answer.
+"""The outer layers: every request gets an id and a bounded body, and every failure an answer.
 
 Whatever is raised below, the client gets one well-formed error (or, once the answer has
 begun, a broken connection), and telemetry exactly one ``RequestRefused`` unless the
@@ -15,14 +15,35 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from darkbloom_core.contracts import Emitter, RequestRefused
 from darkbloom_core.errors import BodyTooLarge, DarkbloomError
-from darkbloom_core.server._context import RequestContext
+from darkbloom_core.server._context import RequestContext, request_context
 from darkbloom_core.server._errors import error_answer
 
 logger = logging.getLogger("darkbloom.server")
 
 
+class RequestIds:
+    """The outermost ASGI middleware: a request's context, and its id in every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = RequestContext(Headers(scope=scope))
+        context.store(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = context.request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
 class Edge:
-    """ASGI middleware around everything else."""
+    """ASGI middleware around everything that may fail."""
 
     def __init__(self, app: ASGIApp, *, emitter: Emitter, body_bytes_limit: int) -> None:
         self._app = app
@@ -33,21 +54,17 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        context = RequestContext(headers)
-        context.store(scope)
-        body = _BoundedBody(receive, headers, self._body_bytes_limit)
+        context = request_context(scope)
+        body = _BoundedBody(receive, Headers(scope=scope), self._body_bytes_limit)
         answer_began = False
 
-        async def send_with_id(message: Message) -> None:
+        async def watched_send(message: Message) -> None:
             nonlocal answer_began
-            if message["type"] == "http.response.start":
-                answer_began = True
-                MutableHeaders(scope=message)["x-request-id"] = context.request_id
+            answer_began = True
             await send(message)
 
         try:
-            await self._app(scope, body.receive, send_with_id)
+            await self._app(scope, body.receive, watched_send)
         except Exception as error:
             answer = error_answer(error)
             if answer.code == DarkbloomError.code:
@@ -61,7 +78,7 @@ class Edge:
             if answer_began:
                 raise
             content, fields = context.error_body(answer), dict(answer.headers)
-            await send_json(send_with_id, content, status=answer.status, headers=fields)
+            await send_json(send, content, status=answer.status, headers=fields)
 
 
 async def send_json(

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from darkbloom_core.errors import (
     BodyTooLarge,
+    ConcurrencyLimitExceeded,
     DarkbloomError,
     InvalidRequest,
     MethodNotAllowed,
     NotOffered,
     QueueFull,
+    RateLimitExceeded,
+    RequestCancelled,
     RequestError,
     RouteNotFound,
     SetupError,
@@ -31,6 +35,8 @@ MESSAGE_CHARACTERS = 2000
 _TYPES: tuple[tuple[type[DarkbloomError], str], ...] = (
     (Unauthorized, "authentication_error"),
     (QueueFull, "rate_limit_error"),
+    (RateLimitExceeded, "rate_limit_error"),
+    (ConcurrencyLimitExceeded, "rate_limit_error"),
     (RequestError, "invalid_request_error"),
     (Unavailable, "service_unavailable_error"),
     (DarkbloomError, "server_error"),
@@ -70,10 +76,14 @@ def error_answer(error: BaseException) -> ErrorAnswer:
         if error.status_code not in _HTTP_ERRORS:
             return _plain_http_error(error, headers)
         error = _HTTP_ERRORS[error.status_code](error.detail)
+    if isinstance(error, ClientDisconnect):
+        error = RequestCancelled("the client has gone before its body had come")
     if not isinstance(error, DarkbloomError) or isinstance(error, SetupError):
         error = DarkbloomError("an internal error occurred; the server's log says more")
     if isinstance(error, Unavailable):
         headers["retry-after"] = str(error.retry_after_seconds)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
     if isinstance(error, NotOffered):
         headers["x-should-retry"] = "false"  # the usual clients repeat whatever has a status from 500 on
     return ErrorAnswer(

@@ -11,6 +11,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from darkbloom_core.plugins import PluginReport
+from darkbloom_core.server._context import request_context
+from darkbloom_core.server._gate import OpenRoute
 from darkbloom_core.server._generation import GenerationService
 
 if TYPE_CHECKING:
@@ -23,22 +25,25 @@ SinkFailures = Callable[[], Mapping[str, int]]
 def health_routes(
     service: GenerationService, plugin_reports: PluginReports, sink_failures: SinkFailures
 ) -> list[BaseRoute]:
-    """``/health/live``, ``/health/ready`` and ``/v1/capacity``."""
+    """``/health/live``, ``/health/ready`` and ``/v1/capacity``; without a key readiness is only a status."""
 
     async def live(_: Request) -> JSONResponse:
         return JSONResponse({"status": "live"})
 
-    async def ready(_: Request) -> JSONResponse:
-        body = readiness(service, plugin_reports(), sink_failures())
-        return JSONResponse(body, status_code=200 if body["status"] == "ready" else 503)
+    async def ready(request: Request) -> JSONResponse:
+        status = server_status(service)
+        body: dict[str, Any] = {"status": status}
+        if not request_context(request.scope).anonymous:
+            body |= readiness(service, plugin_reports(), sink_failures())
+        return JSONResponse(body, status_code=200 if status == "ready" else 503)
 
     async def capacity(_: Request) -> JSONResponse:
         slots = [asdict(slot) for slot in service.slots.capacity()]
         return JSONResponse({"object": "capacity", "status": server_status(service), "slots": slots})
 
     return [
-        Route("/health/live", live, methods=["GET"]),
-        Route("/health/ready", ready, methods=["GET"]),
+        OpenRoute("/health/live", live, methods=["GET"]),
+        OpenRoute("/health/ready", ready, methods=["GET"]),
         Route("/v1/capacity", capacity, methods=["GET"]),
     ]
 
@@ -54,9 +59,8 @@ def server_status(service: GenerationService) -> Literal["ready", "not ready", "
 def readiness(
     service: GenerationService, plugins: Sequence[PluginReport], sink_failures: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The status, the slots, and what failed: plugins and sinks appear only if they did."""
+    """The slots, and what failed: plugins and sinks appear only if they did."""
     return {
-        "status": server_status(service),
         "slots": [_slot_body(slot) for slot in service.slots.slots()],
         "failed_plugins": [
             {

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from darkbloom_core.errors import SetupError
 from darkbloom_core.server._app import generation_service
+from darkbloom_core.settings import Settings, read_keys, require_key
 
 CANCEL_SECONDS = 1.0
 """How long cancelled requests get to send their last words, and then connections to close."""
@@ -39,8 +40,9 @@ def serve(
     """Serve until SIGTERM or SIGINT. Call it on the main thread.
 
     ``port`` 0 takes a free one; ``when_ready`` is called with the server's real URL.
-    Raises ``SetupError`` if the address cannot be had.
+    Raises ``SetupError`` if the address cannot be had, or if others can reach it and no key is needed.
     """
+    require_key(host, needs_key=app.state.needs_key)
     listener = _listen(host, port)
     server = _Server(app, listener)
 
@@ -54,9 +56,11 @@ def serve(
         asyncio.run(run())
 
 
-def check_address(host: str, port: int) -> None:
-    """Raise ``SetupError`` if ``serve`` could not have the address now, before anything slow is begun."""
-    _listen(host, port).close()
+def check_address(settings: Settings) -> None:
+    """Raise ``SetupError`` if the address could not be served now, before anything slow is begun."""
+    host = settings.server.host
+    require_key(host, needs_key=bool(read_keys(settings)))
+    _listen(host, settings.server.port).close()
 
 
 class BackgroundServer:
@@ -69,7 +73,8 @@ class BackgroundServer:
     """
 
     def __init__(self, app: Starlette, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Raises ``SetupError`` if the address cannot be had."""
+        """Raises ``SetupError`` as ``serve`` does."""
+        require_key(host, needs_key=app.state.needs_key)
         self._listener = _listen(host, port)
         self._server = _Server(app, self._listener)
         self._started = threading.Event()

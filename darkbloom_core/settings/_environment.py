@@ -11,13 +11,14 @@ from pydantic.fields import FieldInfo
 
 from darkbloom_core.errors import SettingsError
 from darkbloom_core.settings._faults import complaint
-from darkbloom_core.settings._tables import FREE_TABLES, SETTINGS
+from darkbloom_core.settings._tables import FREE_VARIABLES, SETTINGS
 
 PREFIX = "DARKBLOOM_"
 SEPARATOR = "__"
 
 RESERVED: dict[str, str] = {
     "DARKBLOOM_CONFIG": "The settings file, if none is given on the command line.",
+    "DARKBLOOM_API_KEY": "The API key that `darkbloom chat --url` shows to the server.",
     "DARKBLOOM_PLUGINS": "The only plugins that may load: names with commas between.",
     "DARKBLOOM_BLOCK_PLUGINS": "Plugins that never load: names with commas between.",
 }
@@ -40,7 +41,7 @@ def read_environment(environment: Mapping[str, str]) -> Iterator[tuple[tuple[str
         location = tuple(variable[len(PREFIX) :].lower().split(SEPARATOR))
         if location in SETTINGS:
             yield location, _parse(variable, environment[variable], SETTINGS[location])
-        elif len(location) == FREE_TABLES.get(location[0]) and all(location):
+        elif len(location) == FREE_VARIABLES.get(location[0]) and all(location):
             yield location, environment[variable]
         else:
             raise SettingsError(f"unknown setting {variable} in the environment: {_suggestion(variable)}")

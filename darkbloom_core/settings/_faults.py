@@ -44,6 +44,8 @@ def complaint(fault: ErrorDetails) -> str:
             must = f"be at most {limits['le']}"
         case "string_too_short":
             must = "not be empty"
+        case "origin":
+            must = fault["msg"]
         case _:
             name = kind if kind in _KINDS else kind.split("_")[0]
             if name not in _KINDS:

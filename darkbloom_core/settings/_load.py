@@ -35,6 +35,11 @@ def load_settings(
     path = _config_path(config_path, environment)
     values = {} if path is None else _read_file(path)
     if path is not None:
+        if "keys" in values:
+            raise SettingsError(
+                f"keys in {path}: API keys stand in a file of their own, which server.key_file names, "
+                "or in variables DARKBLOOM_KEYS__NAME"
+            )
         _validate(values, f"in {path}")
     for location, value in read_environment(environment):
         table = values

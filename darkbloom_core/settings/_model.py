@@ -5,10 +5,12 @@ The text under a setting is its documentation: docs/settings.md is made from thi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
 
@@ -18,6 +20,17 @@ MIB = 1024**2
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def _as_browsers_write_it(origin: str) -> str:
+    if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+", origin):
+        raise PydanticCustomError(
+            "origin", "be an origin as browsers write it, such as https://chat.example.org, or *"
+        )
+    return origin
+
+
+Origin: TypeAlias = Annotated[str, AfterValidator(_as_browsers_write_it)]
 
 
 class ServerSettings(_Table):
@@ -34,6 +47,21 @@ class ServerSettings(_Table):
 
     drain_seconds: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     """How long running requests may go on after a shutdown was asked for."""
+
+    key_file: str | None = Field(default=None, min_length=1)
+    """A file of API keys, on each line a name, a space and a key; requests then need one ([security.md](security.md#api-keys))."""
+
+    key_concurrency: int = Field(default=0, ge=0)
+    """How many requests of one API key may be answered at once; more are refused with 429. 0 means any number."""
+
+    key_requests_per_minute: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """How often one API key may ask, over a longer time; more is refused with 429. 0 means as often as it likes."""
+
+    key_burst: int = Field(default=10, ge=1)
+    """How many requests of one API key may come at once before `key_requests_per_minute` holds them back."""
+
+    cors_origins: tuple[Origin, ...] = Field(default=(), strict=False)  # TOML has arrays, not tuples
+    """The origins whose pages may read answers, such as `https://chat.example.org`; `*` is all, and none unless named here."""
 
     route_plugins: tuple[str, ...] = Field(default=(), strict=False)  # TOML has arrays, not tuples
     """The plugins whose HTTP routes are served, by name; none unless named here."""
@@ -195,6 +223,9 @@ class Settings(_Table):
 
     max_rows: dict[str, MostRows] = Field(default_factory=dict)
     """The name that a model is served under, and how many sequences of it run at once, in place of `engine.max_rows`."""
+
+    keys: dict[str, SecretStr] = Field(default_factory=dict)
+    """An API key and whose it is, beside those of `server.key_file`; never in the settings file."""
 
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """A table of its own for each plugin, under the plugin's name; the plugin says what may stand in it."""

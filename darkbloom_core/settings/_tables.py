@@ -10,6 +10,9 @@ from darkbloom_core.settings._model import Settings
 FREE_TABLES: dict[str, int] = {"models": 2, "max_rows": 2, "options": 3}
 """Tables whose keys the user chooses, and how many names lead to a value of theirs."""
 
+FREE_VARIABLES: dict[str, int] = {**FREE_TABLES, "keys": 2}
+"""The same of variables; keys are no table of the settings file, which others may read."""
+
 
 def _tables() -> dict[str, type[BaseModel]]:
     return {

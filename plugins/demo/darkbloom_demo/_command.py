@@ -31,7 +31,7 @@ def _demo(
         _show_what_was_loaded(command, server)
         name = server.slots[0].name
         typer.echo(f"\n{name} is asked: {question}")
-        _ask(server.url, name, question)
+        _ask(server, name, question)
 
 
 def _show_what_was_loaded(command: CommandContext, server: RunningServer) -> None:
@@ -43,10 +43,10 @@ def _show_what_was_loaded(command: CommandContext, server: RunningServer) -> Non
     typer.echo(f"serving at {server.url}/v1")
 
 
-def _ask(url: str, model: str, question: str) -> None:
+def _ask(server: RunningServer, model: str, question: str) -> None:
     from openai import OpenAI
 
-    with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    with OpenAI(base_url=f"{server.url}/v1", api_key=server.key) as client:
         stream = client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": question}], temperature=0, stream=True
         )

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from darkbloom_demo import checked_prompts
-from openai import OpenAI
+from openai import AuthenticationError, OpenAI
 
 from darkbloom_core.cli import CommandContext, running_server
 from darkbloom_core.plugins import load_plugins
@@ -25,9 +25,15 @@ SOME_OR_ALL = ("some", pytest.param("all", marks=pytest.mark.soak))
 def client():
     with (
         running_server(CommandContext(load_plugins()), demo=True) as server,
-        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        OpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as client,
     ):
         yield client
+
+
+def test_nobody_else_gets_into_a_commands_own_server(client) -> None:
+    other = client.with_options(api_key="none")  # it shares the client's connections
+    with pytest.raises(AuthenticationError):
+        other.models.list()
 
 
 def ask(client, model, question) -> str:

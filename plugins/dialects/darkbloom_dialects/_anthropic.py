@@ -36,10 +36,17 @@ def anthropic_routes() -> list[BaseRoute]:
     ]
 
 
-class Messages(AnswerEndpoint[AskedMessage]):
+class AnthropicErrors:
+    """Errors of an endpoint in the dialect's shape."""
+
+    def error_body(self, answer: ErrorAnswer) -> Mapping[str, Any]:
+        return error_body(answer)
+
+
+class Messages(AnthropicErrors, AnswerEndpoint[AskedMessage]):
     """``POST /v1/messages``."""
 
-    def read(self, data: bytes) -> AskedMessage:
+    def read(self, data: bytes, owner: str | None) -> AskedMessage:
         return asked_message(read_json(data, MessagesBody), date.today())
 
     def answer(self, asked: AskedMessage, generation: Generation) -> MessageAnswer:
@@ -49,16 +56,13 @@ class Messages(AnswerEndpoint[AskedMessage]):
             shows_thinking=asked.shows_thinking,
         )
 
-    def error_body(self, answer: ErrorAnswer) -> Mapping[str, Any]:
-        return error_body(answer)
 
-
-class CountTokens:
+class CountTokens(AnthropicErrors):
     """``POST /v1/messages/count_tokens``: how long the prompt would be."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
-        context.error_body = error_body
+        context.error_body = self.error_body
         only_post(scope)
         data = await Request(scope, receive).body()
         async with ClientWatch(receive) as client:
@@ -73,9 +77,9 @@ def _read_count(data: bytes) -> AnswerRequest:
     return AnswerRequest(model=body.model, source=asked_chat(body, date.today()))
 
 
-class Nothing:
+class Nothing(AnthropicErrors):
     """Any other path: its error has the dialect's shape, too."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_context(scope).error_body = error_body
+        request_context(scope).error_body = self.error_body
         raise HTTPException(404)

@@ -11,6 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -80,8 +81,8 @@ class AnswerEndpoint(ABC, Generic[AskedT]):
     """``POST`` for an answer, streamed or whole, as an ASGI application."""
 
     @abstractmethod
-    def read(self, data: bytes) -> AskedT:
-        """What the body asks for. Raises ``InvalidRequest``. Runs on any thread."""
+    def read(self, data: bytes, owner: str | None) -> AskedT:
+        """What the body asks for, and ``owner`` is the name of its API key. Raises ``InvalidRequest``. Runs on any thread."""
 
     @abstractmethod
     def answer(self, asked: AskedT, generation: Generation) -> Answer:
@@ -103,7 +104,7 @@ class AnswerEndpoint(ABC, Generic[AskedT]):
         only_post(scope)
         data = await Request(scope, receive).body()
         async with ClientWatch(receive) as client:
-            asked = await read_in_time(self.read, data)
+            asked = await read_in_time(partial(self.read, owner=context.key_name), data)
             service = generation_service(scope["app"])
             async with service.generate(asked.request, context, client) as generation:
                 answer = self.answer(asked, generation)

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from darkbloom_core.errors import InvalidRequest, RequestCancelled, RequestError
-from darkbloom_core.server import ErrorAnswer, Generation, read_json
+from darkbloom_core.server import ErrorAnswer, Generation, read_json, request_context
 from darkbloom_dialects._endpoint import Answer, AnswerEndpoint
 from darkbloom_dialects._options import DialectOptions
 from darkbloom_dialects._responses_answer import ResponseAnswer
@@ -52,24 +52,24 @@ def responses_routes(options: DialectOptions) -> list[BaseRoute]:
 
 
 class Responses(AnswerEndpoint[AskedResponse]):
-    """``POST /v1/responses``, and what can be done with a response that runs or is kept."""
+    """``POST /v1/responses``, and what can be done with a response that runs or is kept: by its own API key alone."""
 
     def __init__(self, store: ResponseStore) -> None:
         self.store = store
-        self._running: dict[str, tuple[Generation, ResponseAnswer]] = {}
+        self._running: dict[str, tuple[str | None, Generation, ResponseAnswer]] = {}
 
-    def read(self, data: bytes) -> AskedResponse:
+    def read(self, data: bytes, owner: str | None) -> AskedResponse:
         body = read_json(data, ResponsesBody)
         if body.previous_response_id is None:
-            return asked_response(body, (), date.today(), len(data))
-        previous = self.store.get(body.previous_response_id)
+            return asked_response(body, (), date.today(), len(data), owner)
+        previous = self.store.get(body.previous_response_id, owner)
         if previous is None or previous.response["status"] not in ("completed", "incomplete"):
             raise InvalidRequest(
                 "previous_response_id: no such response is kept, or it did not end well",
                 param="previous_response_id",
             )
         earlier = (*previous.given, *previous.made)
-        return asked_response(body, earlier, date.today(), len(data) + previous.bytes)
+        return asked_response(body, earlier, date.today(), len(data) + previous.bytes, owner)
 
     def answer(self, asked: AskedResponse, generation: Generation) -> ResponseAnswer:
         def keep(response: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Responses(AnswerEndpoint[AskedResponse]):
                 return
             made = tuple(output_items(response["output"]))
             size = asked.items_bytes + len(json.dumps(response))
-            self.store.put(StoredResponse(response, asked.items, made, size))
+            self.store.put(StoredResponse(response, asked.items, made, size, asked.owner))
 
         return ResponseAnswer(f"resp_{secrets.token_hex(16)}", _head(asked.body, generation), keep)
 
@@ -89,7 +89,7 @@ class Responses(AnswerEndpoint[AskedResponse]):
     def following(self, asked: AskedResponse, generation: Generation, answer: Answer) -> Iterator[None]:
         """A response that runs can be asked for and cancelled."""
         assert isinstance(answer, ResponseAnswer)
-        self._running[answer.id] = (generation, answer)
+        self._running[answer.id] = (asked.owner, generation, answer)
         try:
             yield
         finally:
@@ -98,29 +98,26 @@ class Responses(AnswerEndpoint[AskedResponse]):
     async def retrieve(self, request: Request) -> JSONResponse:
         if request.query_params.get("stream", "false") != "false":
             raise InvalidRequest("stream: a response that was made cannot be streamed again", param="stream")
-        name = request.path_params["name"]
-        if name in self._running:
-            return JSONResponse(self._running[name][1].body("in_progress"))
-        return JSONResponse(self._stored(name).response)
+        if (running := self._running_one(request)) is not None:
+            return JSONResponse(running[1].body("in_progress"))
+        return JSONResponse(self._stored(request).response)
 
     async def cancel(self, request: Request) -> JSONResponse:
-        name = request.path_params["name"]
-        if name in self._running:
-            generation, answer = self._running[name]
+        if (running := self._running_one(request)) is not None:
+            generation, answer = running
             generation.cancel(RequestCancelled("the response was cancelled"))
             return JSONResponse(answer.body("cancelled"))
-        status = self._stored(name).response["status"]
+        status = self._stored(request).response["status"]
         raise InvalidRequest(f"the response does not run any more: it is {status}")
 
     async def delete(self, request: Request) -> JSONResponse:
-        name = request.path_params["name"]
-        self._stored(name)
+        name = self._stored(request).response["id"]
         self.store.pop(name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> JSONResponse:
         """A page of the items that led to a response, earlier responses' included; the latest first by default."""
-        items = list(self._stored(request.path_params["name"]).given)
+        items = list(self._stored(request).given)
         limit, after, latest_first = _page(request)
         if latest_first:
             items.reverse()
@@ -140,8 +137,14 @@ class Responses(AnswerEndpoint[AskedResponse]):
             }
         )
 
-    def _stored(self, name: str) -> StoredResponse:
-        stored = self.store.get(name)
+    def _running_one(self, request: Request) -> tuple[Generation, ResponseAnswer] | None:
+        found = self._running.get(request.path_params["name"])
+        if found is None or found[0] != request_context(request.scope).key_name:
+            return None
+        return found[1:]
+
+    def _stored(self, request: Request) -> StoredResponse:
+        stored = self.store.get(request.path_params["name"], request_context(request.scope).key_name)
         if stored is None:
             raise ResponseNotFound("no response of this id is kept")
         return stored

@@ -41,16 +41,24 @@ _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 @dataclass(frozen=True, slots=True)
 class AskedResponse:
-    """``items`` is everything that the model is shown but the instructions; ``items_bytes`` its length as JSON."""
+    """``items`` is everything that the model is shown but the instructions; ``items_bytes`` its length as JSON.
+
+    ``owner`` is the name of the API key that it was asked with.
+    """
 
     request: AnswerRequest
     body: ResponsesBody
     items: tuple[InputItem, ...]
     items_bytes: int
+    owner: str | None = None
 
 
 def asked_response(
-    body: ResponsesBody, earlier: Sequence[InputItem], today: date, items_bytes: int
+    body: ResponsesBody,
+    earlier: Sequence[InputItem],
+    today: date,
+    items_bytes: int,
+    owner: str | None = None,
 ) -> AskedResponse:
     """What ``POST /v1/responses`` asks for, going on from the items ``earlier``."""
     _refuse(body)
@@ -91,7 +99,7 @@ def asked_response(
         streamed=body.stream is True,
         cache_key=body.prompt_cache_key,
     )
-    return AskedResponse(request, body, everything, items_bytes)
+    return AskedResponse(request, body, everything, items_bytes, owner)
 
 
 def output_items(output: Iterable[Mapping[str, Any]]) -> Iterator[InputItem]:

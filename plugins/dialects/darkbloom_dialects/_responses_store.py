@@ -18,12 +18,13 @@ from darkbloom_dialects._responses_bodies import InputItem
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, and the items that led to it (``given``) and came of it (``made``)."""
+    """A response, the items that led to it (``given``) and came of it (``made``), and whose API key asked for it."""
 
     response: dict[str, Any]
     given: tuple[InputItem, ...]
     made: tuple[InputItem, ...]
     bytes: int
+    owner: str | None = None
 
 
 class ResponseStore:
@@ -49,12 +50,14 @@ class ResponseStore:
                 _, oldest = self._kept.popitem(last=False)
                 self.bytes -= oldest.bytes
 
-    def get(self, name: str) -> StoredResponse | None:
-        """The response ``name``, which counts as used now."""
+    def get(self, name: str, owner: str | None = None) -> StoredResponse | None:
+        """The response ``name`` if it is of the API key ``owner``; it counts as used now."""
         with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-            return self._kept.get(name)
+            stored = self._kept.get(name)
+            if stored is None or stored.owner != owner:
+                return None
+            self._kept.move_to_end(name)
+            return stored
 
     def pop(self, name: str) -> StoredResponse | None:
         """Take the response ``name`` out."""

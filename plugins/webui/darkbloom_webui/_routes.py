@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from darkbloom_core.server import plugin_reports
+from darkbloom_core.server import OpenRoute, plugin_reports
 
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -77,7 +77,7 @@ def page_files() -> dict[str, PageFile]:
 def page_routes() -> list[BaseRoute]:
     """The page at ``/``, its other files and the list of plugins below ``/webui/``."""
     routes: list[BaseRoute] = [
-        Route("/" if name == PAGE else f"/webui/{name}", _answers_with(file), methods=["GET"])
+        OpenRoute("/" if name == PAGE else f"/webui/{name}", _answers_with(file), methods=["GET"])
         for name, file in page_files().items()
     ]
     return [*routes, Route("/webui/plugins", _plugins, methods=["GET"])]

@@ -10,6 +10,7 @@ from darkbloom_webui._routes import CONTENT_SECURITY_POLICY, has_etag, page_file
 from toy_server import ToyServer
 
 from darkbloom_core.plugins import PluginReport
+from darkbloom_core.server import OpenRoute
 
 FILES = {name: file.content.decode() for name, file in page_files().items()}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
@@ -211,3 +212,8 @@ def test_colours_contrast_as_much_as_wcag_aa_asks(appearance):
     for least, found in ((4.5, TEXT_PAIRS), (3.0, DRAWN_PAIRS)):
         for one, other in found:
             assert contrast(colours[one], colours[other]) >= least, (one, other)
+
+
+def test_the_page_opens_without_a_key_and_what_it_shows_does_not() -> None:
+    assert {route.path for route in server_routes() if isinstance(route, OpenRoute)} == set(ROUTES)
+    assert {route.path for route in server_routes()} - set(ROUTES) == {"/webui/plugins"}
