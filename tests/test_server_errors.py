@@ -80,4 +80,4 @@ def test_messages_are_bounded() -> None:
 def test_errors_by_number_get_the_same_shape(status, kind, code) -> None:
     answer = error_answer(HTTPException(status, "a reason", {"allow": "GET"}))
     assert (answer.status, answer.type, answer.code, answer.message) == (status, kind, code, "a reason")
-    assert answer.headers == {"allow": "GET"}
+    assert answer.headers == {"allow": "GET", **({"www-authenticate": "Bearer"} if status == 401 else {})}
