@@ -14,7 +14,7 @@ EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 EVIL_MODEL = "<b onclick=alert(3)>evil</b>"
 MARKDOWN = (
     "# Title\n\nSome **bold**, *thin* and `co<b>de`, a [link](https://example.org/a) and "
-    "[none](javascript:alert(4)).\n\n"
+    "[none](javascript:alert`4`), [nor](data:text/html,x).\n\n"
     "- one\n- two\n  1. inner\n\n| a | b |\n|---|---|\n| 1 | **2** |\n\n> said\n\n```python\nx = '<i>'\n"
 )
 SCRIPTS = {
@@ -284,7 +284,7 @@ def test_markdown_is_shown_as_what_it_means(scripted):
     assert text.locator("a").evaluate_all("links => links.map(a => [a.href, a.rel])") == [
         ["https://example.org/a", "noopener noreferrer nofollow"]
     ]
-    assert "[none](javascript:alert(4))" in text.inner_text()
+    assert "[none](javascript:alert`4`), [nor](data:text/html,x)." in text.inner_text()
     assert text.locator("ul > li").all_inner_texts()[0] == "one"
     assert text.locator("ul ol > li").inner_text() == "inner"
     assert text.locator("td").all_inner_texts() == ["1", "2"]
@@ -382,6 +382,9 @@ def test_a_screen_reader_finds_names_headings_and_the_answer_once(scripted):
         assert line in told, told
     assert not re.search(r"- (?:button|link|textbox|combobox|img|spinbutton|checkbox)(?::|$| \[)", told), told
     page.get_by_role("status").filter(has_text="fast calls <i>look.").wait_for()
+    scripted.ask("found")
+    page.get_by_role("status").filter(has_text="fast answered: It was found.").wait_for()
+    assert page.locator("[aria-live], [role=log]").count() == 1
     assert page.locator("html").get_attribute("lang") == "en"
 
 

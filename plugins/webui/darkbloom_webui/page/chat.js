@@ -16,7 +16,7 @@ const conversation = byId('conversation');
 
 let turns = [];
 let views = [];
-let models = [];
+let models = null; // as the server told them, once it has
 let running = null; // the AbortController of the answer that is being streamed
 let askForKey = () => {};
 
@@ -61,13 +61,16 @@ export function startChat(enterKey) {
 
 /** Ask the server which models it has; the one chosen before stays chosen. */
 export async function loadModels() {
+  let found;
   try {
-    models = (await getJson('v1/models')).data;
+    found = (await getJson('v1/models')).data;
   } catch (fault) {
-    byId('welcome-model').textContent = `${fault.title}: ${fault.message}`;
+    if (!models) byId('welcome-model').textContent = `${fault.title}: ${fault.message}`;
     if (fault.status === 401) askForKey();
     return;
   }
+  if (JSON.stringify(found) === JSON.stringify(models)) return; // an open list must not be disturbed
+  models = found;
   const select = byId('model');
   const wanted = select.value || stored('localStorage', MODEL);
   select.replaceChildren(...models.map(({ id }) => el('option', { value: id, selected: id === wanted }, id)));
@@ -76,7 +79,7 @@ export async function loadModels() {
 }
 
 function showModel() {
-  const model = models.find(({ id }) => id === byId('model').value);
+  const model = models?.find(({ id }) => id === byId('model').value);
   const sees = model?.modalities?.includes('image') ?? true;
   byId('welcome-title').textContent = model ? `Ask ${model.id}` : 'No model';
   byId('welcome-model').textContent = model

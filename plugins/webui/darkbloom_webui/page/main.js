@@ -34,5 +34,6 @@ window.addEventListener('hashchange', () => {
   showView();
   focusView();
 });
+window.addEventListener('focus', loadModels); // the server may have been started anew meanwhile
 showView();
 focusView();
