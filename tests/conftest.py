@@ -1,12 +1,16 @@
 """What the core's tests share."""
 
+import contextlib
 import importlib
+import io
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import openai
@@ -111,15 +115,43 @@ def run_python(process_environment, tmp_path):
 
 
 @pytest.fixture
-def run_darkbloom(run_python):
-    """Run the command line with the arguments given; it must leave with the exit code ``code``."""
+def run_darkbloom(run_python, process_environment, tmp_path):
+    """Run the command line with the arguments given; it must leave with the exit code ``code``.
+
+    It runs in this process, as if in ``tmp_path`` and the environment of processes; in one of
+    its own if plugins were made for it.
+    """
 
     def run(*arguments, code=0, stdin=""):
-        done = run_python("-c", "from darkbloom_core.cli import main; main()", *arguments, stdin=stdin)
+        if "PYTHONPATH" in process_environment:
+            done = run_python("-c", "from darkbloom_core.cli import main; main()", *arguments, stdin=stdin)
+        else:
+            done = run_here(arguments, process_environment, tmp_path, stdin)
         assert done.returncode == code, done.stderr or done.stdout
         return done
 
     return run
+
+
+def run_here(arguments, environment, folder, stdin):
+    """What ``main`` leaves and writes, logging included, with ``arguments``."""
+    from darkbloom_core.cli import main
+
+    out, err, root = io.StringIO(), io.StringIO(), logging.getLogger()
+    handlers, root.handlers = root.handlers, []
+    try:
+        with (
+            patch.dict(os.environ, environment, clear=True),
+            patch("sys.stdin", io.StringIO(stdin)),
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as left,
+        ):
+            main(list(map(str, arguments)))
+    finally:
+        root.handlers = handlers
+    return subprocess.CompletedProcess(arguments, left.value.code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
