@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import socket
 import threading
 import time
 
 import httpx
 import pytest
+from connections import open_request, stop_in_background
 from toy_server import ToyServer
 
 from darkbloom_core.contracts import RequestFinished, RequestRefused, RequestStarted
@@ -23,19 +23,6 @@ def body(model, **fields) -> dict:
 
 def post(server, **fields):
     return httpx.post(f"{server.url}/v1/chat/completions", json=body(**fields), timeout=30)
-
-
-def open_request(server, request: dict, receive_bytes=None) -> socket.socket:
-    """A connection over which ``request`` was sent and nothing was read."""
-    data = json.dumps(request).encode()
-    connection = socket.socket()
-    connection.settimeout(10)
-    if receive_bytes is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    connection.connect(("127.0.0.1", server.background.port))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
-    return connection
 
 
 def wait_for(condition, seconds=5.0) -> None:
@@ -344,12 +331,6 @@ def test_a_server_without_a_model_is_live_but_not_ready(tmp_path) -> None:
 def own_server(tmp_path):
     with ToyServer(tmp_path, {"toy": {"seconds": 0.02}}).running() as server:
         yield server
-
-
-def stop_in_background(server, drain_seconds) -> threading.Thread:
-    thread = threading.Thread(target=server.background.stop, args=(drain_seconds,))
-    thread.start()
-    return thread
 
 
 def test_draining_lets_running_streams_end_and_takes_nothing_new(own_server) -> None:

@@ -206,6 +206,7 @@ class GenerationService:
     def drain(self) -> None:
         """Take nothing new from now on."""
         self.draining = True
+        self._media.refuse(_draining())
         self.slots.drain()
 
     def close(self) -> None:

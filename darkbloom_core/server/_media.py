@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from darkbloom_core.contracts import Chat, MediaPart, ModelDescription, Part, PreparedPicture, VisionSeam
-from darkbloom_core.errors import RequestCancelled
+from darkbloom_core.errors import DarkbloomError, RequestCancelled
 from darkbloom_core.media import MediaJob, MediaWorkers, PreparedMedia
 from darkbloom_core.memory import Ledger
 from darkbloom_core.server._context import ClientWatch
@@ -21,7 +21,7 @@ from darkbloom_core.server._requests import AskedMedia, asked_in
 from darkbloom_core.settings import MediaSettings
 
 LOOK_SECONDS = 0.25
-"""How often whoever waits looks whether the work is overdue."""
+"""How often whoever waits looks whether the work is overdue or the server stops."""
 
 
 class MediaService:
@@ -29,6 +29,11 @@ class MediaService:
 
     def __init__(self, limits: MediaSettings, ledger: Ledger) -> None:
         self._workers = MediaWorkers(limits, ledger)
+        self._refusal: DarkbloomError | None = None
+
+    def refuse(self, because: DarkbloomError) -> None:
+        """Begin nothing more; whoever waits gets ``because``."""
+        self._refusal = because
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -50,9 +55,10 @@ class MediaService:
             if seam is None or one.kind not in description.modalities:
                 raise one.source.fault(f"this model does not accept {one.kind}s")
         assert seam is not None
+        self._check()
         job = self._workers.begin([one.source for one in asked], seam, description.context_tokens)
         try:
-            media = await _result(job, client)
+            media = await self._result(job, client)
         except BaseException:
             job.abandon()
             raise
@@ -61,24 +67,28 @@ class MediaService:
         finally:
             media.release()
 
+    async def _result(self, job: MediaJob, client: ClientWatch) -> PreparedMedia:
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
 
-async def _result(job: MediaJob, client: ClientWatch) -> PreparedMedia:
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
+        def tell(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(news.set)
 
-    def tell(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            loop.call_soon_threadsafe(news.set)
+        job.future.add_done_callback(tell)
+        client.when_gone(news.set)
+        while not job.future.done():
+            if client.gone:
+                raise RequestCancelled("the client has gone")
+            self._check()
+            if job.is_overdue:
+                raise job.too_slow()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), LOOK_SECONDS)
+        return job.future.result()
 
-    job.future.add_done_callback(tell)
-    client.when_gone(news.set)
-    while not job.future.done():
-        if client.gone:
-            raise RequestCancelled("the client has gone")
-        if job.is_overdue:
-            raise job.too_slow()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(news.wait(), LOOK_SECONDS)
-    return job.future.result()
+    def _check(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
 
 
 def _with_parts(chat: Chat, parts: tuple[MediaPart, ...]) -> Chat:

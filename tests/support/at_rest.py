@@ -22,8 +22,10 @@ class AtRest:
             time.sleep(0.005)
 
     def _held(self) -> list[tuple[int, ...]]:
-        statuses = [slot.engine.status() for slot in self._service.slots.slots()]
+        slots = self._service.slots
+        media = sum(one.kind == "media" for one in slots.memory.ledger.reservations().values())
+        statuses = [slot.engine.status() for slot in slots.slots()]
         return [
-            (self._service.running,),
+            (self._service.running, media),
             *((status.running, status.waiting, status.kv_bytes_reserved) for status in statuses),
         ]
