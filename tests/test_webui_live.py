@@ -17,6 +17,7 @@ MARKDOWN = (
     "[none](javascript:alert`4`), [nor](data:text/html,x).\n\n"
     "- one\n- two\n  1. inner\n\n| a | b |\n|---|---|\n| 1 | **2** |\n\n> said\n\n```python\nx = '<i>'\n"
 )
+KEY = "ann-0123456789abcdef"
 SCRIPTS = {
     "evil": [EVIL, "![p](http://127.0.0.1:9/p.png)"],
     "markdown": [MARKDOWN, "y = 1\n", "```\n", "last\n"],
@@ -57,6 +58,23 @@ def scripted_server(tmp_path_factory):
         yield server
 
 
+@pytest.fixture(scope="module")
+def locked_server(tmp_path_factory):
+    from darkbloom_webui import server_routes
+    from scripted import ScriptedFamily
+    from toy_server import ToyServer
+
+    server = ToyServer(
+        tmp_path_factory.mktemp("locked"),
+        {"locked": {"scripts": {"found": ["It was found."]}}},
+        plugin_routes=server_routes(),
+        family=ScriptedFamily,
+        keys={"ann": KEY},
+    )
+    with server.running():
+        yield server
+
+
 class Chat:
     """A tab with the page. At the end it must have asked nobody else, and have raised no error."""
 
@@ -81,7 +99,11 @@ class Chat:
 
     def open(self, view=""):
         self.page.goto(f"{self.url}/{view}")
-        self.page.locator("#model:enabled").wait_for(state="attached")
+        self.ready()
+
+    def ready(self):
+        """Wait until the page knows the models, or asks for a key."""
+        self.page.locator("#model:enabled, #key-dialog[open]").first.wait_for(state="attached")
 
     @property
     def message(self):
@@ -159,7 +181,7 @@ def test_a_conversation_goes_on_is_kept_in_the_tab_and_begins_anew(demo):
     demo.choose("demo/gpt-oss")
     assert demo.ask("My name is Ann.") == "Nice to meet you, Ann!"
     demo.page.reload()
-    demo.page.locator("#model:enabled").wait_for()
+    demo.ready()
     assert demo.page.locator(".answer .text").all_inner_texts() == ["Nice to meet you, Ann!"]
     assert demo.ask("What is my name?") == "Your name is Ann."
     demo.page.get_by_role("button", name="New chat").click()
@@ -316,6 +338,27 @@ def test_a_server_that_cannot_be_reached_is_said_and_tried_again(scripted):
     scripted.context.set_offline(False)
     scripted.answer.get_by_role("button", name="Try again").click()
     scripted.answer.get_by_text("It was found.").wait_for()
+
+
+def test_a_server_with_keys_is_used_once_the_key_is_entered(open_chat, locked_server):
+    chat = open_chat(locked_server)
+    dialog = chat.page.get_by_role("dialog", name="API key")
+    for key in ("wrong-0123456789abcdef", KEY):
+        dialog.get_by_label("Key", exact=True).fill(key)
+        dialog.get_by_role("button", name="Use this key").click()
+        if key != KEY:
+            dialog.get_by_role("alert").wait_for()
+    dialog.wait_for(state="hidden")
+    chat.page.locator("#model:enabled").wait_for()
+    assert chat.ask("found") == "It was found."
+    chat.open("#server")
+    assert "room for" in chat.page.locator("#slots .card").inner_text()
+    assert KEY not in chat.page.evaluate("JSON.stringify(localStorage)")
+    other = open_chat(locked_server)
+    other.page.get_by_role("button", name="Close").click()
+    other.page.get_by_role("link", name="Server").click()
+    other.page.locator("#server-fault").get_by_text("asks for an API key").wait_for()
+    assert other.page.locator("#slots .card").count() == 0
 
 
 def focused(page):

@@ -66,7 +66,7 @@ export async function loadModels() {
     found = (await getJson('v1/models')).data;
   } catch (fault) {
     if (!models) byId('welcome-model').textContent = `${fault.title}: ${fault.message}`;
-    if (fault.status === 401) askForKey();
+    if (fault.status === 401) askForKey(fault.message);
     return;
   }
   if (JSON.stringify(found) === JSON.stringify(models)) return; // an open list must not be disturbed
@@ -124,7 +124,7 @@ function addView(turn) {
   views.at(-1)?.update(false);
   const actions = {
     again,
-    enterKey: () => askForKey(),
+    enterKey: () => askForKey(turn.answer.fault.message),
     sendResults: (results) => { if (!running) { message.focus(); ask({ results }); } },
   };
   const view = new TurnView(turn, actions);

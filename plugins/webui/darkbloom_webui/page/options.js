@@ -39,9 +39,11 @@ export function startOptions(keyChanged) {
   showAppearance();
 }
 
-/** Show where the API key is entered. */
-export function enterKey() {
+/** Show where the API key is entered, and what is wrong with the one that was. */
+export function enterKey(fault = '') {
   byId('key').value = apiKey();
+  byId('key-fault').textContent = apiKey() && fault;
+  byId('key-fault').hidden = !apiKey() || !fault;
   if (!byId('key-dialog').open) byId('key-dialog').showModal();
 }
 
