@@ -1,5 +1,6 @@
 """Pictures through the engine: the tower in slices, spans in chunks, what is kept, and who is to blame."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from scheduler_life import GRID
@@ -295,6 +296,15 @@ def test_a_sequence_that_ends_takes_its_tower_with_it():
 def cache(limit, most):
     share = Ledger().share("toy", limit)
     return PictureCache(share, most), share
+
+
+def test_not_more_pictures_are_kept_than_there_may_be(monkeypatch):
+    monkeypatch.setattr("darkbloom_core.engine._pictures.MOST_PICTURES", 2)
+    cache = PictureCache(Ledger().share("toy", KEPT), KEPT)
+    for number in range(4):
+        cache.put(bytes([number]), mx.zeros((1, HIDDEN)))
+    assert cache.count == 2
+    assert [cache.get(bytes([number])) is not None for number in range(4)] == [False, False, True, True]
 
 
 def seen(tokens):

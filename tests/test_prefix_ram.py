@@ -54,6 +54,15 @@ def test_what_is_kept_is_found_with_its_size_and_its_item():
     assert tier.probe(full("a", 1)) is None
 
 
+def test_there_are_never_more_parts_than_there_may_be_however_small_they_are():
+    tier = Tier(10**6, most_parts=3)
+    assert tier.put_chain("a", 3, size=1) == [True] * 3
+    assert tier.put(full("b", 0), 1)
+    assert tier.has(full("a", 0), full("a", 1), full("a", 2), full("b", 0)) == [True, True, False, True]
+    assert tier.parts == tier.stats().parts == 3
+    assert not Tier(10**6, most_parts=0).put(full("a", 0), 1)
+
+
 def test_pinning_is_all_or_nothing():
     tier = Tier(20)
     tier.put(full("a", 0))

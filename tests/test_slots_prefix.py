@@ -13,6 +13,7 @@ from toy_machine import GIB, ToyMachine, ask
 from warm import BytesTier
 
 from darkbloom_core.contracts import Device, PrefixSample, TierSample
+from darkbloom_core.engine._pictures import MOST_PICTURES
 from darkbloom_core.errors import SettingsError, SetupError
 from darkbloom_core.memory import Ledger
 from darkbloom_core.prefix import numerics_id
@@ -213,6 +214,25 @@ def test_settings_turn_it_off(machine):
     slot = toy.load("a")
     assert [run(slot), run(slot)] == [0, 0]
     assert slot.engine.status().prefix is None
+
+
+def test_arrays_of_requests_and_caches_are_counted_and_bounded(machine):
+    rows = 2 * 2 + 2 * 2 * 2  # the window's and the shared slab; full buffers of two rows that grow
+    toy = machine(memory={"live_arrays": 2 * (rows + MOST_PICTURES + 4)}, slots={"max_models": 2})
+    slot = toy.load("a")
+    assert slot.engine._loop.store.most_arrays == rows
+    idle = slot.engine.status().live_arrays
+    assert idle == 4
+    for number in range(5):
+        list(ask(slot, 1, str(number), prompt=[number + 1, *range(1, 60)] * 20))
+        assert slot.engine.status().live_arrays <= idle + 4
+    assert slot.engine.status().live_arrays == idle + 4
+    stream = ask(slot, 1000, "runs", prompt=[7] * 3000)
+    wait_for(lambda: slot.engine.status().live_arrays >= idle + 4 + 2)  # its own buffers
+    assert slot.engine.status().live_arrays <= rows + 4
+    stream.cancel()
+    list(stream)
+    wait_for(lambda: slot.engine.status().live_arrays == idle + 4)
 
 
 def test_a_tier_brings_back_what_was_computed_before_an_unload_and_is_closed_with_its_engine(machine):

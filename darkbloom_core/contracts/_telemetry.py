@@ -89,6 +89,7 @@ class EngineSample:
     kv_bytes_used: int
     kv_bytes_reserved: int
     kv_bytes_grant: int
+    live_arrays: int
     decode_steps: int
     prefill_tokens: int
     output_tokens: int

@@ -220,6 +220,7 @@ class Engine:
             kv_bytes_used=loop.store.allocated_bytes if loop else 0,
             kv_bytes_reserved=self._share.reserved_bytes - cached,
             kv_bytes_grant=self._share.limit_bytes,
+            live_arrays=loop.live_arrays if loop else 0,
             steps=loop.steps if loop else 0,
             decode_steps=loop.runner.decode_steps if loop else 0,
             prefill_tokens=loop.runner.prefill_tokens if loop else 0,

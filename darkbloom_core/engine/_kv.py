@@ -151,6 +151,21 @@ class KvStore:
         own = [row.buffers for row in tuple(self._rows) if row.buffers is not None]
         return self.slab_bytes + sum(pair.nbytes for buffers in own for pair in tuple(buffers.values()))
 
+    @property
+    def arrays(self) -> int:
+        """How many arrays there are now: slabs, states, and the buffers of open rows."""
+        own = [row.buffers for row in tuple(self._rows) if row.buffers is not None]
+        return self._slab_arrays + 2 * sum(map(len, own))
+
+    @property
+    def most_arrays(self) -> int:
+        """How many there may be: every row with buffers of its own, all of them just growing."""
+        return self._slab_arrays + self._max_rows * 2 * 2 * len(list(self._full_layers()))
+
+    @property
+    def _slab_arrays(self) -> int:
+        return 2 * len(self._pairs()) + sum(map(len, self.states))
+
     def open_row(self, prompt_tokens: int, limit_tokens: int) -> Row:
         """Open storage for a sequence of at most ``limit_tokens`` tokens, the lowest free lane first."""
         lane = min(self._free_lanes)

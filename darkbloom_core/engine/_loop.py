@@ -18,7 +18,7 @@ from darkbloom_core.engine._desk import Desk
 from darkbloom_core.engine._live import Live
 from darkbloom_core.engine._liveness import WedgeMonitor
 from darkbloom_core.engine._options import EngineOptions, PrefixOptions
-from darkbloom_core.engine._pictures import PictureCache
+from darkbloom_core.engine._pictures import MOST_PICTURES, PictureCache
 from darkbloom_core.engine._rates import Rates
 from darkbloom_core.engine._reuse import Reuse
 from darkbloom_core.engine._runner import Runner, StepFault
@@ -77,6 +77,12 @@ class Loop:
             self.runner.close()
             if self.reuse is not None:
                 self.reuse.close()
+
+    @property
+    def live_arrays(self) -> int:
+        """How many arrays rows and caches hold."""
+        kept = 0 if self.reuse is None else self.reuse.stack.ram.parts
+        return self.store.arrays + self.pictures.count + kept
 
     # --- between steps --------------------------------------------------------------
 
@@ -198,6 +204,7 @@ class Loop:
             self._desk.wake,
             lambda live, fault: self._fail(_row_fault(live, fault)),
             None if layer_seconds is None else layer_seconds * len(parts.store.layers),
+            max(0, self._options.most_arrays - parts.store.most_arrays - MOST_PICTURES),
         )
 
     def _layers_per_slice(self, layer_seconds: float | None) -> int:

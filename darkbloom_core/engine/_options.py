@@ -19,6 +19,7 @@ class EngineOptions:
     ``compiled``, ``chained`` and ``packed`` are chosen at warm-up where they are None;
     on the CPU backend None means not compiled, since the first compilation there runs a C++
     compiler for many seconds. ``picture_bytes`` of pictures that the model has seen are kept.
+    ``most_arrays`` bounds the arrays of rows and caches together.
     """
 
     max_rows: int = 8
@@ -32,6 +33,7 @@ class EngineOptions:
     chained: bool | None = None
     packed: bool | None = None
     picture_bytes: int = 0
+    most_arrays: int = 400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,10 @@ class EngineStatus:
     """How an engine stands. Counters run since it was built; bytes are of rows' KV.
 
     ``failed``: its thread ended with an error, and nothing is served any more.
-    ``max_rows`` is how many sequences it can run at once. ``committed_tokens`` is the worst
-    case, prompt + ``max_tokens``, of all that run or wait; ``active_tokens`` what those that
-    run hold now. The two rates are tokens per second, smoothed; None until one is known.
+    ``live_arrays`` are those that rows and caches hold. ``max_rows`` is how many sequences
+    it can run at once. ``committed_tokens`` is the worst case, prompt + ``max_tokens``, of all
+    that run or wait; ``active_tokens`` what those that run hold now. The two rates are tokens
+    per second, smoothed; None until one is known.
     """
 
     running: int
@@ -91,6 +94,7 @@ class EngineStatus:
     kv_bytes_used: int
     kv_bytes_reserved: int
     kv_bytes_grant: int
+    live_arrays: int
     steps: int
     decode_steps: int
     prefill_tokens: int

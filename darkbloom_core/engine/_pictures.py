@@ -13,6 +13,9 @@ import mlx.core as mx
 
 from darkbloom_core.memory import Share
 
+MOST_PICTURES = 4096
+"""How many pictures are kept, however small they are: each is an array, of which Metal allows so many."""
+
 PICTURES = "pictures"
 """The key of the reservation in the model's share; requests have other ids."""
 
@@ -31,6 +34,11 @@ class PictureCache:
     def bytes_used(self) -> int:
         return self._bytes_used
 
+    @property
+    def count(self) -> int:
+        """How many pictures are kept."""
+        return len(self._kept)
+
     def get(self, digest: bytes) -> mx.array | None:
         """``[soft_tokens, H]``, or None."""
         with self._lock:
@@ -44,6 +52,8 @@ class PictureCache:
             if digest in self._kept or soft_tokens.nbytes > self._most_bytes:
                 return
             self._shrink(self._most_bytes - soft_tokens.nbytes)
+            while len(self._kept) >= MOST_PICTURES:
+                self._drop_oldest()
             while not self._share.hold(PICTURES, self._bytes_used + soft_tokens.nbytes):
                 if not self._kept:
                     return

@@ -108,7 +108,7 @@ class Reuse:
     """Of one engine. ``wake`` may be called from any thread and lets ``advance`` be called soon.
 
     ``on_fault`` is told of a sequence whose row could not be filled. ``chunk_seconds`` is what
-    a chunk took at warm-up.
+    a chunk took at warm-up. RAM holds at most ``most_parts`` parts, each of which is an array.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class Reuse:
         wake: Callable[[], None],
         on_fault: Callable[[Live, Exception], None],
         chunk_seconds: float | None,
+        most_parts: int,
     ) -> None:
         numerics = options.numerics
         if options.relaxed:
@@ -130,7 +131,7 @@ class Reuse:
         self._on_fault = on_fault
         self.layout = PartLayout(store.layers, BLOCK_TOKENS if options.relaxed else numerics.chunk_tokens)
         tiers = options.open_tiers()
-        self.stack = CacheStack(RamTier(0), tiers, share.ledger)
+        self.stack = CacheStack(RamTier(0, most_parts), tiers, share.ledger)
         self.budget = CacheBudget(share, self.stack.ram, options.ram_bytes)
         self._spill = Spill(self.stack.offer_below, self.stack.ram.get) if tiers else None
         self._policy = TailPolicy()

@@ -9,7 +9,8 @@ conversation that goes on leaves it behind and brings a later one.
 
 Always true: a part that is pinned stays; whoever holds a block's full part holds those of
 all blocks before it; a newcomer never takes the other class below its guaranteed share;
-unless pinned parts forbid it, what is held fits the budget, also right after it shrank.
+unless pinned parts forbid it, what is held fits the budget, also right after it shrank;
+there are never more parts than there may be.
 """
 
 from __future__ import annotations
@@ -72,9 +73,10 @@ class Pins:
 
 
 class RamTier:
-    """``limit_bytes`` may be changed at any time; 0 keeps nothing."""
+    """``limit_bytes`` may be changed at any time; 0 keeps nothing. ``most_parts`` bounds how many parts there are."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, most_parts: int | None = None) -> None:
+        self._most_parts = most_parts
         self._lock = threading.RLock()
         self._limit_bytes = max(0, limit_bytes)
         self._held: dict[PartKey, _Held] = {}
@@ -170,6 +172,11 @@ class RamTier:
         with self._lock:
             return self._total
 
+    @property
+    def parts(self) -> int:
+        """How many parts are held."""
+        return len(self._held)
+
     def stats(self) -> TierStats:
         """Counts, and bytes held; ``detail`` has the bytes by part and those that are pinned."""
         with self._lock:
@@ -194,6 +201,10 @@ class RamTier:
     @property
     def _total(self) -> int:
         return sum(self._used.values())
+
+    @property
+    def _is_full(self) -> bool:
+        return self._most_parts is not None and len(self._held) >= self._most_parts
 
     def _guaranteed(self, kind: Class) -> float:
         share = GUARANTEED_SHARE if kind == "full" else 1 - GUARANTEED_SHARE
@@ -249,7 +260,7 @@ class RamTier:
         other: Class = "tail" if own == "full" else "full"
         if newcomer.size_bytes > self._limit_bytes:
             return False
-        while self._total + newcomer.size_bytes > self._limit_bytes:
+        while self._total + newcomer.size_bytes > self._limit_bytes or self._is_full:
             mine, theirs = self._first_to_go(own, parent), self._first_to_go(other)
             if theirs is not None and self._used[other] - theirs.size_bytes < self._guaranteed(other):
                 theirs = None

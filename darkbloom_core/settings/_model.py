@@ -127,6 +127,9 @@ class MemorySettings(_Table):
     physical_bytes: int | None = Field(default=None, ge=1)
     """How much memory the machine is taken to have, at most what it has; to try what a smaller one would do."""
 
+    live_arrays: int = Field(default=400_000, ge=0)
+    """The most arrays that requests and caches may hold, divided evenly among `slots.max_models`; Metal allows 499,000."""
+
 
 class SlotSettings(_Table):
     """Which models are in memory."""

@@ -427,7 +427,11 @@ class SlotManager:
 
     def _new_engine(self, name: str, codec: ChatCodec, load: Callable[[], LoadedModel]) -> Engine:
         options = engine_options(self._settings.engine, self._settings.media.encoded_bytes)
-        options = replace(options, max_rows=self._settings.max_rows_of(name))
+        options = replace(
+            options,
+            max_rows=self._settings.max_rows_of(name),
+            most_arrays=self._settings.memory.live_arrays // self._settings.slots.max_models,
+        )
         return Engine(name, codec, load, options, self.memory.new_share(name))
 
     def _make_place(self, name: str, *, evict: bool) -> None:

@@ -18,6 +18,7 @@ def engine_samples(model: str, activity: SlotActivity, status: EngineStatus) -> 
         kv_bytes_used=status.kv_bytes_used,
         kv_bytes_reserved=status.kv_bytes_reserved,
         kv_bytes_grant=status.kv_bytes_grant,
+        live_arrays=status.live_arrays,
         decode_steps=status.decode_steps,
         prefill_tokens=status.prefill_tokens,
         output_tokens=status.output_tokens,

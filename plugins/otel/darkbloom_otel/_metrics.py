@@ -136,6 +136,7 @@ class Metrics:
             (names.KV_USED, "By", "KV memory that is written", lambda sample: sample.kv_bytes_used),
             (names.KV_RESERVED, "By", "KV memory that is reserved", lambda sample: sample.kv_bytes_reserved),
             (names.KV_GRANT, "By", "A model's share of KV memory", lambda sample: sample.kv_bytes_grant),
+            (names.ARRAYS, "", "Arrays of requests and caches", lambda sample: sample.live_arrays),
         )
         for name, unit, description, read in gauges:
             meter.create_observable_gauge(name, [partial(self._read_samples, read)], unit, description)

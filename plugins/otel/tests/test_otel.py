@@ -250,6 +250,7 @@ def test_tokens_and_requests_in_flight_are_counted(sink):
 def test_the_engines_last_sample_is_shown_until_its_model_is_gone(sink):
     sample = {
         "activity": "running", "running": 3, "waiting": 2, "kv_bytes_used": 10, "kv_bytes_reserved": 20, "kv_bytes_grant": 30,
+        "live_arrays": 35,
         "decode_steps": 40, "prefill_tokens": 50, "output_tokens": 60,
     }  # fmt: skip
     sink.emit(SlotChanged(model="tiny", family="f", state="serving", seconds=1.0))
@@ -262,6 +263,7 @@ def test_the_engines_last_sample_is_shown_until_its_model_is_gone(sink):
         "darkbloom_kv_used_bytes": 10,
         "darkbloom_kv_reserved_bytes": 20,
         "darkbloom_kv_grant_bytes": 30,
+        "darkbloom_arrays": 35,
         "darkbloom_engine_decode_steps_total": 40,
         "darkbloom_engine_prefill_tokens_total": 50,
         "darkbloom_engine_output_tokens_total": 60,
@@ -273,7 +275,7 @@ def test_the_engines_last_sample_is_shown_until_its_model_is_gone(sink):
     assert not [
         key
         for key, _ in samples(sink)
-        if key.startswith(("darkbloom_sequences", "darkbloom_kv", "darkbloom_slots"))
+        if key.startswith(("darkbloom_sequences", "darkbloom_kv", "darkbloom_arrays", "darkbloom_slots"))
     ]
 
 
