@@ -124,6 +124,31 @@ def test_outputs_of_one_grammar_know_nothing_of_each_other(compiler):
     assert allowed(one) == {ord("b")}
 
 
+def test_a_grammar_that_leads_where_nothing_fits_is_the_clients_fault(compiler):
+    """It is not seen when it is compiled: what can be written begins well."""
+    constraint = compiler.compile(InOrder((LarkText('start: "a" b\nb: b "c"', "o"), ENDS))).constraint()
+    constraint.accept(ord("a"))
+    with pytest.raises(InvalidRequest, match=r"^o: an answer came to where nothing fits it$") as caught:
+        constraint.allowed()
+    assert caught.value.param == "o"
+
+
+def test_tokens_that_write_something_else_are_never_chosen_for_a_text():
+    """A codec may write what is near where it has no token for a text."""
+
+    class UpperCodec(ByteCodec):
+        def token_bytes(self, token):
+            return b"" if ord("a") <= token <= ord("z") else super().token_bytes(token)
+
+        def encode_text(self, text):
+            return tuple(text.upper().encode())
+
+    compiler = GrammarCompiler(UpperCodec())
+    with pytest.raises(InvalidRequest, match="nothing can be written that fits it"):
+        compiler.compile(InOrder((LarkText('start: "A" "x"', "o"), ENDS)))
+    assert taken(compiler, InOrder((LarkText('start: "A" ("x" | "Y")', "o"), ENDS)), "AY", END) == (3, True)
+
+
 def chain(length):
     rules = "\n".join(f"r{index}: r{index + 1}" for index in range(length))
     return f'start: r0\n{rules}\nr{length}: "a"'

@@ -35,6 +35,9 @@ _LIMITS = llguidance.LLParserLimits(
 _TOO_COMPLEX = ("limit", "too many", "max is", "fuel")
 """Words of the errors of a matcher that has passed ``_LIMITS``."""
 
+_DEAD_END = "NoExtension"
+"""A word of the error of a matcher after which no token fits: a rule that never ends, or text that no token writes."""
+
 Result = TypeVar("Result")
 
 _compiling = threading.Semaphore(COMPILATIONS_AT_ONCE)
@@ -99,11 +102,10 @@ class MatcherConstraint:
 
     def allowed(self) -> bytes:
         mask = bytearray(self._matcher.compute_bitmask())
-        if self._matcher.is_error():
+        own_end = 1 << self._vocab_size % 8  # grammars spell out the end themselves
+        mask[self._vocab_size // 8] &= ~own_end
+        if self._matcher.is_error() or not any(mask):
             raise self._fault()
-        mask[self._vocab_size // 8] &= ~(
-            1 << self._vocab_size % 8
-        )  # the end that grammars spell out themselves
         return bytes(mask)
 
     def accept(self, token: int) -> None:
@@ -113,9 +115,11 @@ class MatcherConstraint:
 
     def _fault(self) -> InvalidRequest | GenerationFailed:
         error = self._matcher.get_error()
+        where = "" if self._origin is None else f"{self._origin}: "
         if any(word in error for word in _TOO_COMPLEX):
-            where = "" if self._origin is None else f"{self._origin}: "
             return InvalidRequest(f"{where}the grammar or schema is too complex", param=self._origin)
+        if self._origin is not None and _DEAD_END in error:
+            return InvalidRequest(f"{where}an answer came to where nothing fits it", param=self._origin)
         return GenerationFailed("the output left its grammar")
 
 
@@ -130,9 +134,12 @@ class _Vocabulary:
         self.eos_token_id = size
         self.bos_token_id = None
         self._encode = codec.encode_text
+        self._words = words
 
     def __call__(self, text: str) -> list[int]:
-        return list(self._encode(text))
+        """The tokens that write ``text``; none if there are none that write just that."""
+        ids = self._encode(text)
+        return list(ids) if b"".join(self._words[token] for token in ids) == text.encode() else []
 
 
 def _fault(matcher: llguidance.LLMatcher) -> str:
