@@ -2,7 +2,8 @@
 
 A model's config says how it behaves: how long its context is (``context_tokens``), how
 long a layer of a prefill slice and a token of an output take (``seconds``), which token
-cannot be turned into text (``breaks_on``). Its output is noise, but noise in a format: some tokens are
+cannot be turned into text (``breaks_on``), whether it sees pictures (``sees``) and
+can be kept to formats (``fits_formats``). Its output is noise, but noise in a format: some tokens are
 control tokens that begin and end reasoning and tool calls.
 """
 
@@ -11,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from at_rest import AtRest
-from toy_family import ToyCodec, ToyModel, describe, full, window
+from toy_family import ToyCodec, ToyModel, ToySeam, describe, full, window
 
 from darkbloom_core.contracts import (
     ContentDelta,
     ControlToken,
     InOrder,
     Malformed,
+    MediaPart,
+    MediaSpan,
     Prompt,
     ReasoningDelta,
     ToolCallDelta,
@@ -66,9 +70,9 @@ class ToyParser:
 class ToyChatCodec(ToyCodec):
     """Upper case only; what has no token becomes one that is near, so no text is refused."""
 
-    def __init__(self, seconds=0.0, breaks_on=None):
+    def __init__(self, seconds=0.0, breaks_on=None, fits_formats=True):
         super().__init__(control_ids=frozenset({THINK, CALL, BROKEN}))
-        self.seconds, self.breaks_on = seconds, breaks_on
+        self.seconds, self.breaks_on, self.fits_formats = seconds, breaks_on, fits_formats
 
     def token_bytes(self, token):
         time.sleep(self.seconds)
@@ -82,10 +86,20 @@ class ToyChatCodec(ToyCodec):
     def encode_chat(self, chat):
         if chat.reasoning_effort == "impossible":
             raise InvalidRequest("this model cannot do that", param="reasoning_effort")
-        return Prompt(self.encode_text("".join(f"{each.role}>{each.text};" for each in chat.messages)))
+        ids: tuple[int, ...] = ()
+        spans: list[MediaSpan] = []
+        for message in chat.messages:
+            ids += self.encode_text(f"{message.role}>{message.text};")
+            for part in message.content:
+                for length in part.soft_tokens if isinstance(part, MediaPart) else ():
+                    spans.append(MediaSpan(len(ids), length, len(spans)))
+                    ids += (0,) * length
+        return Prompt(ids, tuple(spans))
 
     def grammar(self, chat):
         """An answer that must fit a format ends with the token that means a broken output."""
+        if not self.fits_formats:
+            return None
         return None if chat.answer is None else InOrder((chat.answer.text, ControlToken(BROKEN)))
 
     def parser(self, chat):
@@ -105,11 +119,15 @@ class ToyFamily:
     name, version, model_types = "toy", "1", frozenset({"toy"})
 
     def describe(self, config, device):
-        return describe(LAYERS, config.get("context_tokens", 4096))
+        modalities = {"text", "image", "video"} if config.get("sees") else {"text"}
+        description = describe(LAYERS, config.get("context_tokens", 4096))
+        return replace(description, modalities=frozenset(modalities))
 
     def codec(self, path, description):
         config = json.loads((path / "config.json").read_text())
-        return ToyChatCodec(config.get("seconds", 0.0), config.get("breaks_on"))
+        return ToyChatCodec(
+            config.get("seconds", 0.0), config.get("breaks_on"), config.get("fits_formats", True)
+        )
 
     def load(self, path, description, placement, progress=None):
         config = json.loads((path / "config.json").read_text())
@@ -118,6 +136,7 @@ class ToyFamily:
             seed=config.get("weights", 0),
             context_tokens=description.context_tokens,
             stop_ids=frozenset(config.get("stop_ids", [])),
+            vision=ToySeam() if config.get("sees") else None,
         )
         model.seconds = config.get("seconds", 0.0)
         return model
