@@ -9,6 +9,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from darkbloom_core.experts import gated_experts
+from darkbloom_core.experts._mxfp4_cuda import serves
 
 EXPERTS, HIDDEN, INNER = 5, 64, 96
 PACKINGS = {
@@ -94,3 +95,22 @@ def test_rows_of_a_gathered_matmul_have_plain_strides(monkeypatch) -> None:
     chosen = mx.array([[0, 1], [4, 2]] * 40)
     mx.eval(gated_experts(block, mx.random.normal((80, HIDDEN)), chosen))
     assert seen == [(HIDDEN * 4, 4), (HIDDEN * 4, 4), (INNER * 4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("change", "served"),
+    [
+        ({}, True),
+        ({"mode": "affine"}, False),
+        ({"dtype": mx.float32}, False),
+        ({"pairs": 513}, False),
+        ({"outputs": 2882}, False),
+        ({"inputs": 8192}, False),
+    ],
+)
+def test_the_kernel_for_packed_rows_is_asked_only_for_what_it_can_do(change, served) -> None:
+    case = {"mode": "mxfp4", "dtype": mx.bfloat16, "pairs": 512, "outputs": 2880, "inputs": 2880} | change
+    packing = {"group_size": 32, "bits": 4, "mode": case["mode"]}
+    weight = mx.zeros((2, case["outputs"], case["inputs"] // 8), mx.uint32)
+    x = mx.zeros((1, case["inputs"]), case["dtype"])
+    assert serves(x, weight, packing, case["pairs"]) is served

@@ -8,8 +8,12 @@ its strides depends on which one MLX may overwrite, and so on timing.
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+
+from darkbloom_core.experts._mxfp4_cuda import mxfp4_rows, serves
 
 SORTED_PAIRS = 64
 """From this many pairs of a token and an expert on, those of one expert are brought together."""
@@ -53,11 +57,13 @@ def _feed_forward(
 
 
 def _linear(linear: Module, x: mx.array, chosen: mx.array, is_sorted: bool, unpack: bool) -> mx.array:
+    weight, packing = linear["weight"], _packing(linear)
+    if packing and not unpack and mx.cuda.is_available() and serves(x, weight, packing, chosen.size):
+        rows = x.reshape(-1, x.shape[-1])
+        pairs = chosen.flatten().astype(mx.uint32)
+        product = mxfp4_rows(rows, weight, linear["scales"], linear.get("bias"), pairs)
+        return product.reshape(*chosen.shape, -1)
     rows = x.reshape(*x.shape[:-1], 1, x.shape[-1])
-    weight = linear["weight"]
-    packing = {}
-    if "scales" in linear:
-        packing = {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}
     if packing and not unpack:
         product = mx.gather_qmm(
             rows,
@@ -75,3 +81,10 @@ def _linear(linear: Module, x: mx.array, chosen: mx.array, is_sorted: bool, unpa
         product = mx.gather_mm(rows, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=is_sorted)
     found: mx.array = product.squeeze(-2)
     return found + linear["bias"][chosen] if "bias" in linear else found
+
+
+def _packing(linear: Module) -> dict[str, Any]:
+    """How the weight is packed; empty if it is plain."""
+    if "scales" not in linear:
+        return {}
+    return {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}

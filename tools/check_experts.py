@@ -1,0 +1,113 @@
+"""Run experts in every way that this device has, beside float64 on the host; exit 1 where they differ.
+
+    python tools/check_experts.py [--time]
+
+What runs where no test suite can: on a GPU machine without a network. With ``--time`` it
+also times a decode step's worth of rows beside MLX's own gathered matmul.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
+
+from darkbloom_core.experts import gated_experts
+
+MXFP4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+SHAPES = {"gpt-oss": (32, 4, 2880, 2880), "gemma-4": (128, 8, 2816, 704), "small": (5, 2, 64, 96)}
+"""Experts, how many a token chooses, hidden and inner size."""
+
+
+class Product:
+    def __call__(self, up: mx.array, gate: mx.array) -> mx.array:
+        return up * gate
+
+
+def main() -> None:
+    wrong = 0
+    for name, (experts, each, hidden, inner) in SHAPES.items():
+        for packed in (False, True):
+            if name != "small" and not packed:
+                continue
+            block = _block(experts, hidden, inner, packed)
+            for count in (1, 2, 3, 8, 32, 64, 512):
+                wrong += _differs(f"{name}{', mxfp4' if packed else ''}", block, count, each)
+        if "--time" in sys.argv and name != "small":
+            _time(name, block, each)
+    sys.exit(1 if wrong else 0)
+
+
+def _block(experts: int, hidden: int, inner: int, packed: bool) -> SwitchGLU:
+    mx.random.seed(1)
+    block = SwitchGLU(hidden, inner, experts, activation=Product(), bias=True)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        linear: SwitchLinear = block[name]
+        linear.weight = linear.weight.astype(mx.bfloat16)
+        linear.bias = mx.random.normal(linear.bias.shape).astype(mx.bfloat16)
+        if packed:
+            block[name] = linear.to_quantized(**MXFP4)
+    mx.eval(block.parameters())
+    return block
+
+
+def _asked(count: int, block: SwitchGLU, each: int) -> tuple[mx.array, mx.array]:
+    chance = np.random.default_rng(count)
+    hidden, experts = block.down_proj.weight.shape[-2], block.down_proj.weight.shape[0]
+    chosen = np.stack([chance.permutation(experts)[:each] for _ in range(count)]).astype(np.uint32)
+    return mx.array(chance.standard_normal((count, hidden))).astype(mx.bfloat16), mx.array(chosen)
+
+
+def _differs(name: str, block: SwitchGLU, count: int, each: int) -> bool:
+    tokens, chosen = _asked(count, block, each)
+    found = np.array(gated_experts(block, tokens, chosen).astype(mx.float32), np.float64)
+    again = all(
+        np.array_equal(found, np.array(gated_experts(block, tokens, chosen).astype(mx.float32), np.float64))
+        for _ in range(5)
+    )
+    first = gated_experts(block, tokens[:1], chosen[:1])
+    alone = np.array_equal(np.array(first.astype(mx.float32), np.float64)[0], found[0])
+    worst = 0.0
+    for token in range(0, count, max(1, count // 2)):
+        for place, expert in enumerate(chosen[token].tolist()[:2]):
+            x = np.array(tokens[token].astype(mx.float32), np.float64)
+            up, gate = _linear(block.up_proj, expert, x), _linear(block.gate_proj, expert, x)
+            wanted = _linear(block.down_proj, expert, up * gate)
+            worst = max(worst, float(np.abs(found[token, place] - wanted).max() / np.abs(wanted).max()))
+    print(f"{name}, {count} tokens: off by {worst:.2%} of the largest, repeats {again}, as alone {alone}")
+    return worst > 0.02 or not again
+
+
+def _linear(part: SwitchLinear, expert: int, x: np.ndarray) -> np.ndarray:
+    weight = part["weight"][expert]
+    if "scales" in part:
+        weight = mx.dequantize(weight, part["scales"][expert], **MXFP4)
+    bias = np.array(part["bias"][expert].astype(mx.float32), np.float64)
+    return np.array(weight.astype(mx.float32), np.float64) @ x + bias
+
+
+def _time(name: str, block: SwitchGLU, each: int) -> None:
+    for count in (1, 2, 4, 8, 16, 32, 64):
+        tokens, chosen = _asked(count, block, each)
+        ours = _microseconds(lambda t=tokens, c=chosen: gated_experts(block, t, c))
+        theirs = _microseconds(lambda t=tokens, c=chosen: block(t, c))
+        print(f"{name}, {count} tokens: {ours:.0f} us, mlx-lm's {theirs:.0f} us")
+
+
+def _microseconds(run: Callable[[], mx.array]) -> float:
+    mx.eval(run())
+    spent = []
+    for _ in range(7):
+        start = time.perf_counter()
+        mx.eval([run() for _ in range(10)])
+        spent.append((time.perf_counter() - start) / 10 * 1e6)
+    return statistics.median(spent)
+
+
+if __name__ == "__main__":
+    main()
