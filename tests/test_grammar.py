@@ -15,7 +15,7 @@ from darkbloom_core.contracts import (
     Repeated,
 )
 from darkbloom_core.errors import GenerationFailed, InvalidRequest
-from darkbloom_core.grammar import GrammarCompiler, _bounds
+from darkbloom_core.grammar import GrammarCompiler, _bounds, check_bounds
 from darkbloom_core.grammar._faults import find_fault
 
 END, OPEN, CLOSE, UNKNOWN = 256, 257, 258, 259
@@ -215,8 +215,33 @@ def test_choices_of_choices_are_followed_only_so_far(compiler, monkeypatch):
 
 def test_a_place_that_is_not_found_in_time_is_the_whole_field():
     """Looking for it takes a compilation for each part of a schema."""
-    given = find_fault((JsonText(NESTED, "f"),), "no", lambda text: "no", lambda: False)
+    in_time = iter([True, False])
+    given = find_fault((JsonText(NESTED, "f"),), "no", lambda text: "no", lambda: next(in_time))
     assert (given.param, given.message) == ("f", "f: no")
+
+
+def test_a_fault_of_none_alone_belongs_to_the_field_that_all_are_in():
+    texts = [JsonText({}, f"tools[{index}].function.parameters") for index in range(3)]
+    assert find_fault(texts, "no", lambda text: "", lambda: True).param == "tools"
+
+
+def test_what_a_request_sends_is_bounded_in_all():
+    several = [
+        JsonText({"type": "object", "properties": {f"k{n}": {} for n in range(900)}}, f"t{n}")
+        for n in range(6)
+    ]
+    check_bounds(several[:5])
+    with pytest.raises(InvalidRequest, match="t5: the schemas have more than 5000 members in all"):
+        check_bounds(several)
+    with pytest.raises(InvalidRequest, match="t2: the schemas have more than 524288 characters in all"):
+        check_bounds([JsonText({"enum": ["x" * 200_000]}, f"t{n}") for n in range(3)])
+
+
+def test_what_stands_in_a_grammar_many_times_is_gone_through_once(compiler):
+    grammar = Exactly("a")
+    for _ in range(100):  # there are 2 to the power of 100 ways through it
+        grammar = OneOf((InOrder((grammar, Exactly("b"))), grammar))
+    assert taken(compiler, InOrder((grammar, ENDS)), "abb", END) == (4, True)
 
 
 MEET_NOWHERE = [

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, TypeAlias
 
-from darkbloom_core.contracts import ClientText, JsonText, LarkText
+from darkbloom_core.contracts import ClientText, JsonText, LarkText, RegexText
 from darkbloom_core.errors import InvalidRequest
 
 SCHEMA_CHARACTERS_LIMIT = 256 * 1024
@@ -23,7 +23,10 @@ MEMBERS_LIMIT = 1000
 """Of one object, or options of one choice: the compiler's time grows with their square."""
 
 ALL_MEMBERS_LIMIT = 5000
-"""Of all objects and choices together."""
+"""Of all objects and choices of all schemas together."""
+
+ALL_CHARACTERS_LIMIT = 2 * SCHEMA_CHARACTERS_LIMIT
+"""Of all schemas of a request together."""
 
 WORK_LIMIT = 60_000
 """Of looking which schemas meet: about half a second."""
@@ -43,29 +46,56 @@ _LARK_WORD = re.compile(
 _INLINE = ("json", "regex", "llguidance")
 
 
-def check_bounds(text: ClientText) -> None:
-    """Raise ``InvalidRequest`` if compiling ``text`` could take too much."""
-    if isinstance(text, JsonText):
-        if len(json.dumps(text.schema)) > SCHEMA_CHARACTERS_LIMIT:
-            raise _refused(text, f"the schema has more than {SCHEMA_CHARACTERS_LIMIT} characters")
-        if isinstance(text.schema, Mapping):
-            _check_members(text)
-            _check_schema(text, text.schema)
-        return
+def check_bounds(texts: Iterable[ClientText]) -> None:
+    """Raise ``InvalidRequest`` if compiling ``texts`` could take too much."""
+    work = _Work()
+    for text in texts:
+        if isinstance(text, JsonText):
+            _check_schema(text, work)
+        else:
+            _check_source(text)
+
+
+def _check_source(text: LarkText | RegexText) -> None:
     source = text.source if isinstance(text, LarkText) else text.pattern
     if len(source) > GRAMMAR_CHARACTERS_LIMIT:
         raise _refused(text, f"longer than {GRAMMAR_CHARACTERS_LIMIT} characters")
-    if isinstance(text, LarkText):
-        for found in _LARK_WORD.finditer(source):
-            if found[1] in _INLINE:
-                raise _refused(text, f"%{found[1]} is not supported")
-            if found[2] or found[3]:
-                raise _refused(text, "intersections (&) and complements (~) are not supported")
+    for found in _LARK_WORD.finditer(source) if isinstance(text, LarkText) else ():
+        if found[1] in _INLINE:
+            raise _refused(text, f"%{found[1]} is not supported")
+        if found[2] or found[3]:
+            raise _refused(text, "intersections (&) and complements (~) are not supported")
 
 
-def _check_schema(text: JsonText, root: Schema) -> None:
+class _Work:
+    """What all schemas of a request may take together."""
+
+    def __init__(self) -> None:
+        self.characters = ALL_CHARACTERS_LIMIT
+        self.members = ALL_MEMBERS_LIMIT
+        self._steps = WORK_LIMIT
+        self.text: ClientText | None = None
+
+    def spend(self, length: int) -> None:
+        """For a step over sequences of ``length``."""
+        self._steps -= 1 + length // 64
+        if self._steps < 0 and self.text is not None:
+            raise _refused(self.text, "the schema is too complex")
+
+
+def _check_schema(text: JsonText, work: _Work) -> None:
+    work.text = text
+    length = len(json.dumps(text.schema))
+    if length > SCHEMA_CHARACTERS_LIMIT:
+        raise _refused(text, f"the schema has more than {SCHEMA_CHARACTERS_LIMIT} characters")
+    work.characters -= length
+    if work.characters < 0:
+        raise _refused(text, f"the schemas have more than {ALL_CHARACTERS_LIMIT} characters in all")
+    _check_members(text, work)
+    if not isinstance(text.schema, Mapping):
+        return
     total = 0
-    for together in places(root, _Work(text)):
+    for together in places(text.schema, work):
         found = [schema[key] for schema in together for key in ("pattern", "format") if key in schema]
         if len(set(map(str, found))) > 1:
             raise _refused(text, "patterns and formats that must hold at once are not supported")
@@ -78,20 +108,6 @@ def _check_schema(text: JsonText, root: Schema) -> None:
         _check_names(text, together)
 
 
-class _Work:
-    """Counts steps, and refuses ``text`` when there are too many."""
-
-    def __init__(self, text: JsonText) -> None:
-        self._text = text
-        self._left = WORK_LIMIT
-
-    def spend(self, length: int) -> None:
-        """For a step over sequences of ``length``."""
-        self._left -= 1 + length // 64
-        if self._left < 0:
-            raise _refused(self._text, "the schema is too complex")
-
-
 def _check_names(text: JsonText, together: Iterable[Schema]) -> None:
     names = {name for schema in together for name in _mapping(schema, "patternProperties")}
     if len(names) > 1 and any(len(name) > NAMES_CHARACTERS_LIMIT or "{" in name for name in names):
@@ -99,8 +115,7 @@ def _check_names(text: JsonText, together: Iterable[Schema]) -> None:
         raise _refused(text, reason)
 
 
-def _check_members(text: JsonText) -> None:
-    total = 0
+def _check_members(text: JsonText, work: _Work) -> None:
     waiting: list[Any] = [text.schema]
     while waiting:
         value = waiting.pop()
@@ -112,11 +127,11 @@ def _check_members(text: JsonText) -> None:
         for key in ("properties", "required", "allOf", "anyOf", "oneOf"):
             members = value.get(key)
             count = len(members) if isinstance(members, Mapping | list) else 0
-            total += count
+            work.members -= count
             if count > MEMBERS_LIMIT:
                 raise _refused(text, f"{key} has more than {MEMBERS_LIMIT} members")
-    if total > ALL_MEMBERS_LIMIT:
-        raise _refused(text, f"the schema has more than {ALL_MEMBERS_LIMIT} members in all")
+    if work.members < 0:
+        raise _refused(text, f"the schemas have more than {ALL_MEMBERS_LIMIT} members in all")
 
 
 def places(root: Schema, work: _Work) -> Iterator[tuple[Schema, ...]]:

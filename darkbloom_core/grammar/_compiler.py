@@ -24,6 +24,9 @@ STACK_BYTES = 256 * 1024**2
 
 COMPILATIONS_AT_ONCE = 2
 
+TEXTS_ALONE = 32
+"""Up to so many texts of a client are compiled alone as well: one that nothing fits would only never be written."""
+
 SEARCH_SECONDS = 1.0
 """How long the place of a fault is looked for."""
 
@@ -54,13 +57,13 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Blocks, for milliseconds as a rule and for a second the first time. Raises ``InvalidRequest``."""
         texts = tuple(client_texts(grammar))
-        for text in texts:
-            check_bounds(text)
+        check_bounds(texts)
         return _with_deep_stack(lambda: self._compile(grammar, texts))
 
     def _compile(self, grammar: Grammar, texts: tuple[ClientText, ...]) -> CompiledGrammar:
         matcher = self._matcher(grammar)
-        fault = _fault(matcher) or next(filter(None, (_fault(self._matcher(text)) for text in texts)), "")
+        alone = texts if len(texts) <= TEXTS_ALONE else ()
+        fault = _fault(matcher) or next(filter(None, (_fault(self._matcher(text)) for text in alone)), "")
         if fault:
             until = time.monotonic() + SEARCH_SECONDS
             fault_of = lambda text: _fault(self._matcher(text))  # noqa: E731

@@ -42,14 +42,15 @@ def find_fault(
 ) -> InvalidRequest:
     """The error that says which of ``texts`` is to blame for ``fault``, and where in it, as far as is found in time."""
     for text in texts:
-        own = fault_of(text)
-        if own:
+        if own := fault_of(text) if in_time() else "":
             reason = _reason(own)
             place = _place_in(text, reason, fault_of, in_time) if isinstance(text, JsonText) else ()
             line = _line(own) if isinstance(text, LarkText) else ""
             return _invalid(text.origin + _path(place), line + reason)
-    where = ", ".join(dict.fromkeys(text.origin for text in texts))
-    return _invalid(where, f"cannot be used together: {_reason(fault)}")
+    if not texts:
+        return InvalidRequest(f"the answer cannot be constrained: {_reason(fault)}")
+    where = re.split(r"[.\[]", texts[0].origin)[0]  # the field of the body that all of them are in
+    return _invalid(where, f"cannot be compiled: {_reason(fault)}")
 
 
 def subschemas(schema: object, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any] | bool]]:

@@ -38,17 +38,23 @@ def lark_sources(grammar: Grammar) -> str:
 
 
 def client_texts(grammar: Grammar) -> Iterator[ClientText]:
-    """Every text in ``grammar`` that a client described, in order."""
-    match grammar:
-        case JsonText() | RegexText() | LarkText():
-            yield grammar
-        case OneOf(several) | InOrder(several):
-            for each in several:
-                yield from client_texts(each)
-        case Exactly() | ControlToken() | AnyText():
-            return
-        case _:
-            yield from client_texts(grammar.part)
+    """Every text in ``grammar`` that a client described, once and in order."""
+    seen: set[int] = set()
+    waiting = [grammar]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        match each:
+            case JsonText() | RegexText() | LarkText():
+                yield each
+            case OneOf(several) | InOrder(several):
+                waiting.extend(reversed(several))
+            case Exactly() | ControlToken() | AnyText():
+                pass
+            case _:
+                waiting.append(each.part)
 
 
 def json_part(text: JsonText) -> dict[str, Any]:
@@ -65,8 +71,15 @@ class _Sources:
     def __init__(self) -> None:
         self.parts: list[dict[str, Any]] = []
         self.rules: dict[str, str] = {}
+        self._known: dict[int, str] = {}
 
     def expression(self, grammar: Grammar) -> str:
+        """A grammar may stand in many places of another: it is gone through once."""
+        if id(grammar) not in self._known:
+            self._known[id(grammar)] = self._expression(grammar)
+        return self._known[id(grammar)]
+
+    def _expression(self, grammar: Grammar) -> str:
         match grammar:
             case Exactly(text):
                 return json.dumps(text, ensure_ascii=False)

@@ -47,6 +47,7 @@ from darkbloom_core.errors import (
 )
 from darkbloom_core.server._context import ClientWatch, RequestContext
 from darkbloom_core.server._errors import error_answer
+from darkbloom_core.server._grammars import OutputGrammars
 from darkbloom_core.server._media import MediaService
 from darkbloom_core.server._requests import AnswerRequest
 from darkbloom_core.settings import Settings
@@ -193,6 +194,7 @@ class GenerationService:
         self._settings = settings
         self._emitter = emitter
         self._media = MediaService(settings.media, slots.memory.ledger)
+        self._grammars = OutputGrammars()
         self._live: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -239,7 +241,7 @@ class GenerationService:
             self._pinned_slot(request.model, client) as slot,
             self._encoded(request, slot, client) as (prompt, pictures),
         ):
-            grammar = await _compiled(request, slot)
+            grammar = await self._grammars.compiled(request.source, slot)
             if client.gone:
                 raise RequestCancelled("the client has gone")
             if self.draining:
@@ -357,22 +359,6 @@ class GenerationService:
         while limits[-1] // 2 >= LEAST_DEFAULT_TOKENS:
             limits.append(limits[-1] // 2)
         return limits
-
-
-async def _compiled(request: AnswerRequest, slot: Slot) -> CompiledGrammar | None:
-    """What the outputs must be, if not anything will do."""
-    chat = request.source
-    if not isinstance(chat, Chat):
-        return None
-    grammar = slot.codec.grammar(chat)
-    if grammar is not None:
-        return await asyncio.to_thread(slot.grammars.compile, grammar)
-    if chat.answer is not None:
-        where = chat.answer.text.origin
-        raise InvalidRequest(f"{where}: this model cannot be kept to a format", param=where)
-    if chat.tool_choice == "required":
-        raise InvalidRequest("tool_choice: this model cannot be made to call a tool", param="tool_choice")
-    return None
 
 
 async def _loaded(load: Future[Slot], client: ClientWatch) -> None:

@@ -27,6 +27,12 @@ from darkbloom_core.contracts import (
 OPTIONAL_LIMIT = 8
 """Each optional member before the first required one doubles what may come first."""
 
+DEPTH_LIMIT = 16
+"""What is nested deeper is left to JSON."""
+
+SHARED_CHARACTERS_LIMIT = 2048
+"""Definitions go with every part that is left to JSON; arguments with more of them are JSON as a whole."""
+
 _NOTES = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
     | {"$defs", "definitions", "$schema", "$id"}
@@ -46,6 +52,8 @@ def arguments_grammar(arguments: JsonText, quote: ControlToken | None) -> Gramma
     if quote is None or isinstance(schema, bool) or not all(map(_is_shared, _references(schema))):
         return arguments
     shared = {key: schema[key] for key in _SHARED if key in schema}
+    if len(json.dumps(shared)) > SHARED_CHARACTERS_LIMIT:
+        return arguments
     return _Arguments(quote, shared, arguments.lenient).value(schema, arguments.origin)
 
 
@@ -54,9 +62,15 @@ class _Arguments:
         self._quote = quote
         self._shared = shared
         self._lenient = lenient
+        self._depth = 0
 
     def value(self, schema: Any, origin: str) -> Grammar:
-        return self._own(schema, origin) or self._as_json(schema, origin)
+        if self._depth == DEPTH_LIMIT:
+            return self._as_json(schema, origin)
+        self._depth += 1
+        own = self._own(schema, origin)
+        self._depth -= 1
+        return own or self._as_json(schema, origin)
 
     def _as_json(self, schema: Any, origin: str) -> Grammar:
         whole = {**self._shared, **schema} if isinstance(schema, Mapping) else schema
@@ -117,10 +131,11 @@ class _Arguments:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not properties or not isinstance(required, list):
             return None
-        if not set(map(str, required)) <= properties.keys():
+        needed = set(map(str, required))
+        if not needed <= properties.keys():
             return None
         members = [
-            (self._member(name, each, f"{origin}.properties.{name}"), name in required)
+            (self._member(name, each, f"{origin}.properties.{name}"), name in needed)
             for name, each in properties.items()
         ]
         first = [needed for _, needed in members].index(True) if required else len(members)

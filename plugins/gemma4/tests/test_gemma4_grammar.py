@@ -83,6 +83,29 @@ def test_a_call_cannot_be_required_without_a_tool(codec):
     assert caught.value.param == "tool_choice"
 
 
+def test_arguments_may_be_nested_deeply_with_much_that_is_optional(fits):
+    """What is nested too deeply for the format's own syntax is JSON."""
+    schema = {"type": "string"}
+    for _ in range(60):
+        schema = {
+            "type": "object",
+            "properties": {**{f"o{n}": {"type": "integer"} for n in range(7)}, "n": schema},
+        }
+    tool = Tool(name="f", parameters=schema, strict=True)
+    arguments = "{n:" * 16 + '{"n": ' * 44 + '"x"' + "}" * 60
+    output = f"<|tool_call>call:f{arguments}<tool_call|>"
+    assert fits(chat(tools=(tool,), tool_choice="required"), output + END)
+
+
+def test_definitions_that_are_long_make_the_arguments_json(fits):
+    """They would go with every part of the arguments that is JSON."""
+    place = {"type": "string", "enum": ["Oslo"], "description": "x" * 3000}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/place"}}, "$defs": {"place": place}}
+    tool = Tool(name="f", parameters=schema, strict=True)
+    asked = chat(tools=(tool,), tool_choice="required")
+    assert fits(asked, f'<|tool_call>call:f{{"a": "Oslo"}}<tool_call|>{END}')
+
+
 texts = st.text("ab }", max_size=4)
 SCALARS = [
     ({"type": "string"}, texts),
@@ -146,7 +169,7 @@ def key(name):
     return f"{Q}{name}{Q}" if " " in name else name
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_arguments_that_fit_a_strict_schema_are_taken_and_read_back(codec, fits, data):
     schema, values = data.draw(
