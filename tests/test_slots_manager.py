@@ -575,3 +575,26 @@ def test_unloading_during_a_load_waits_with_its_growth_and_counts_both(build, re
     future.result(20)
     assert sum(toy.grants().values()) <= budget(toy, 16)
     assert toy.grants()["a"] == toy.grants()["c"] == budget(toy, 16) // 2
+
+
+def test_growth_after_an_unload_parks_while_a_load_divides_and_counts_the_newcomer(build, resizes):
+    toy = build(64)
+    for name, gib in (("a", 10), ("b", 8)):
+        toy.load(name, gib)
+    alone, unloading, seen = toy.grants(), [], []
+
+    def unload_now(name: str, grant: int) -> None:
+        if grant >= alone["a"] or unloading:
+            return
+        unloading.append(threading.Thread(target=toy.slots.unload, args=("b",)))
+        unloading[0].start()  # the load has begun to divide
+        wait_for(lambda: toy.states("b")[-1] == "absent")
+        time.sleep(0.05)
+        seen.append((unloading[0].is_alive(), len(resizes.changes)))
+
+    before = len(resizes.changes)
+    resizes.hooks.append(unload_now)
+    toy.load("c", 6)
+    unloading[0].join(20)
+    assert seen == [(True, before)]  # it waited, and had changed nothing
+    assert toy.grants() == {"a": budget(toy, 16) // 2, "c": budget(toy, 16) // 2}
