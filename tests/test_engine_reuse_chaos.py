@@ -131,4 +131,4 @@ def test_long_chaos_leaves_no_wrong_text_and_nothing_behind():
     for seed in range(length(20, 2)):
         found.update(play(length(30, 2), seed, {"hit": 1}))
     assert found["hit"] > 5
-    keep("prefix chaos", ", ".join(f"{count} {what}" for what, count in sorted(found.items())), dict(found))
+    keep("prefix-chaos", ", ".join(f"{count} {what}" for what, count in sorted(found.items())), dict(found))
