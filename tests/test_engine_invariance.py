@@ -87,7 +87,7 @@ def test_every_row_of_generated_schedules_gets_the_tokens_it_gets_alone(subject,
 
 @pytest.mark.parametrize("name", load_plugins().checkpoints())
 def test_every_row_of_a_generated_schedule_of_a_family_gets_the_tokens_it_gets_alone(subject, name):
-    playing = subject(name, "default", most_tokens=16)
+    playing = subject(name, "default", most_tokens=10)
     playing.prompts = [prompt for prompt in playing.prompts if len(prompt) < 200]
     check(playing.compare(1), 1)
 

@@ -184,7 +184,7 @@ def test_a_checkpoint_says_the_same_with_reuse_and_without():
     for name in load_plugins().checkpoints():
         for warm, (chat, longer) in checkpoint(name):
             warm.run(chat, 1)
-            cold, ran = warm.run_cold(longer, 12), warm.run(longer, 12)
+            cold, ran = warm.run_cold(longer, 6), warm.run(longer, 6)
             assert ran.cached >= len(chat) - 1 - 256 > 0
             assert ran.tokens == cold.tokens
             assert bits_equal(ran, cold)
@@ -202,7 +202,7 @@ def checkpoint(name):
     codec = family.codec(path, description)
     turns = list(itertools.islice(itertools.cycle(checked_prompts()), 40))
     chats = []
-    for count in (14, 18):
+    for count in (13, 15):
         messages = [
             Message(role=role, content=(TextPart(text),))
             for one in turns[:count]
