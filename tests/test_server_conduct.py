@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 from connections import open_request, stop_in_background
-from toy_server import ToyServer
+from toy_server import ToyFamily, ToyServer
 
 from darkbloom_core.contracts import RequestFinished, RequestRefused, RequestStarted
 from darkbloom_core.plugins import PluginReport
@@ -352,6 +352,49 @@ def test_draining_lets_running_streams_end_and_takes_nothing_new(own_server) -> 
         assert [line for line in lines if line][-1] == "data: [DONE]"
     stopping.join(5)
     assert not stopping.is_alive()
+
+
+@pytest.fixture
+def late(own_server, tmp_path, monkeypatch):
+    """A model that loads as long as the test likes: whether it has begun, and the word that it may end."""
+    load, begun, may_end = ToyFamily.load, threading.Event(), threading.Event()
+
+    def load_slowly(self, *arguments, **fields):
+        begun.set()
+        assert may_end.wait(20)
+        return load(self, *arguments, **fields)
+
+    monkeypatch.setattr(ToyFamily, "load", load_slowly)
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "config.json").write_text('{"model_type": "toy"}')
+    own_server.slots.add("late", tmp_path / "late")
+    yield begun, may_end
+    may_end.set()
+
+
+def test_a_client_that_leaves_while_its_model_loads_is_forgotten_and_the_load_goes_on(
+    own_server, late
+) -> None:
+    begun, may_end = late
+    connection = open_request(own_server, body("late"))
+    assert begun.wait(10)
+    connection.close()
+    wait_for(lambda: any(isinstance(event, RequestRefused) for event in own_server.sink.events))
+    assert own_server.sink.take(*REQUEST_EVENTS) == [RequestRefused(status=499, error_code="cancelled")]
+    may_end.set()
+    assert post(own_server, model="late", max_tokens=3).status_code == 200
+
+
+def test_who_waits_for_a_model_is_told_at_once_that_the_server_stops(own_server, late) -> None:
+    begun, _ = late
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(post(own_server, model="late")))
+    asking.start()
+    assert begun.wait(10)
+    stopping = stop_in_background(own_server, 0)
+    asking.join(10)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "draining")
+    stopping.join(10)
 
 
 @pytest.mark.parametrize("drain_seconds", [0, 0.3])

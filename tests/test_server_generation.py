@@ -141,6 +141,32 @@ def test_a_client_that_left_before_is_not_generated_for(server) -> None:
     assert server.sink.take(RequestStarted, RequestFinished) == []
 
 
+def test_a_client_that_leaves_costs_the_others_no_more_than_the_step_that_runs(server, monkeypatch) -> None:
+    """And the one that was launched behind it."""
+    service, status = generation_service(server.app), server.engine("slow").status
+    monkeypatch.setattr(server.slots.get("slow").codec, "seconds", 0.1)  # for each token
+
+    async def main():
+        messages = asyncio.Queue()
+        async with (
+            ClientWatch(messages.get) as client,
+            service.generate(ask("slow"), RequestContext(Headers()), client) as generation,
+        ):
+            events = aiter(generation)
+            await anext(events)
+            steps = status().steps
+            messages.put_nowait({"type": "http.disconnect"})
+            with pytest.raises(RequestCancelled):
+                async for _ in events:
+                    pass
+        while status().running:
+            await asyncio.sleep(0.001)
+        return status().steps - steps
+
+    assert asyncio.run(main()) <= 2
+    server.wait_until_idle(2)
+
+
 def test_a_client_that_leaves_while_its_prompt_is_written_is_not_generated_for(server, monkeypatch) -> None:
     """What encodes cannot be stopped, but nothing comes of it: no row, no pin, 499."""
     slot, left = server.slots.get("slow"), threading.Event()

@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -198,6 +197,7 @@ class GenerationService:
         self._live: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._loads: set[asyncio.Future[Slot]] = set()
         self.draining = False
 
     @property
@@ -206,10 +206,12 @@ class GenerationService:
         return len(self._live)
 
     def drain(self) -> None:
-        """Take nothing new from now on."""
+        """Take nothing new from now on; who waits for a model to load need not wait any more."""
         self.draining = True
         self._media.refuse(_draining())
         self.slots.drain()
+        for load in tuple(self._loads):
+            load.cancel()
 
     def close(self) -> None:
         """After everything has ended: the threads that read pictures end, too."""
@@ -292,11 +294,31 @@ class GenerationService:
         if self.draining:
             raise _draining()
         while (slot := self.slots.try_acquire(name)) is None:
-            await _loaded(self.slots.load_known(name), client)
+            await self._loaded(name, client)
         try:
             yield slot
         finally:
             self.slots.release(slot)
+
+    async def _loaded(self, name: str, client: ClientWatch) -> None:
+        """Wait for a load; who need not wait any more stops, and the load goes on for the others."""
+        load = asyncio.wrap_future(self.slots.load_known(name))
+        self._loads.add(load)
+
+        def stop_waiting() -> None:
+            load.cancel()
+
+        client.when_gone(stop_waiting)
+        try:
+            await load
+        except asyncio.CancelledError:
+            if client.gone:
+                raise RequestCancelled("the client has gone") from None
+            if self.draining:
+                raise _draining() from None
+            raise
+        finally:
+            self._loads.discard(load)
 
     @asynccontextmanager
     async def _encoded(
@@ -359,22 +381,6 @@ class GenerationService:
         while limits[-1] // 2 >= LEAST_DEFAULT_TOKENS:
             limits.append(limits[-1] // 2)
         return limits
-
-
-async def _loaded(load: Future[Slot], client: ClientWatch) -> None:
-    """Wait for a load; a client that goes away stops waiting, and the load goes on for the others."""
-    waiting = asyncio.wrap_future(load)
-
-    def stop_waiting() -> None:
-        waiting.cancel()
-
-    client.when_gone(stop_waiting)
-    try:
-        await waiting
-    except asyncio.CancelledError:
-        if client.gone:
-            raise RequestCancelled("the client has gone") from None
-        raise
 
 
 def _submit_choices(
