@@ -1,5 +1,6 @@
 """How the server behaves while it works: clients that leave, full queues, telemetry, health, stopping."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -9,6 +10,7 @@ import time
 import httpx
 import pytest
 from connections import open_request, stop_in_background
+from starlette.routing import Route
 from toy_server import ToyFamily, ToyServer
 
 from darkbloom_core.contracts import RequestFinished, RequestRefused, RequestStarted
@@ -425,6 +427,26 @@ def test_a_whole_answer_that_is_cut_by_the_end_is_503(own_server) -> None:
     own_server.background.stop()
     asking.join(5)
     assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "draining")
+
+
+def test_what_still_runs_when_the_time_is_over_is_told_so(tmp_path) -> None:
+    begun = threading.Event()
+
+    async def endless(request):
+        begun.set()
+        await asyncio.sleep(60)
+
+    answers = []
+    with ToyServer(tmp_path, {}, plugin_routes=[Route("/endless", endless)]).running() as server:
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.get(f"{server.url}/endless", timeout=30))
+        )
+        asking.start()
+        assert begun.wait(10)
+    asking.join(5)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "draining")
+    assert answers[0].headers["retry-after"]
+    assert server.sink.take(RequestRefused) == [RequestRefused(status=503, error_code="draining")]
 
 
 def test_stopping_twice_is_stopping_once(own_server) -> None:

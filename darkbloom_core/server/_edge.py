@@ -7,6 +7,7 @@ request had been accepted.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 
@@ -65,7 +66,7 @@ class Edge:
 
         try:
             await self._app(scope, body.receive, watched_send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             answer = error_answer(error)
             if answer.code == DarkbloomError.code:
                 logger.exception("request %s failed", context.request_id)

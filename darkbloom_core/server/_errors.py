@@ -6,6 +6,7 @@ error that nobody foresaw except that it was logged.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from darkbloom_core.errors import (
     BodyTooLarge,
     ConcurrencyLimitExceeded,
     DarkbloomError,
+    Draining,
     InvalidRequest,
     MethodNotAllowed,
     NotOffered,
@@ -76,6 +78,8 @@ def error_answer(error: BaseException) -> ErrorAnswer:
         if error.status_code not in _HTTP_ERRORS:
             return _plain_http_error(error, headers)
         error = _HTTP_ERRORS[error.status_code](error.detail)
+    if isinstance(error, asyncio.CancelledError):  # of what still runs when the time for stopping is over
+        error = Draining("the server is shutting down", retry_after_seconds=5)
     if isinstance(error, ClientDisconnect):
         error = RequestCancelled("the client has gone before its body had come")
     if not isinstance(error, DarkbloomError) or isinstance(error, SetupError):

@@ -281,8 +281,6 @@ class GenerationService:
         finally:
             await generation.close()
             error = generation.error or error
-            if isinstance(error, asyncio.CancelledError):
-                error = _draining()
             self._emitter.emit(generation.finished(request, context, error))
             self._live.discard(generation)
             if not self._live:
