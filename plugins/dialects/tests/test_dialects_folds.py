@@ -65,9 +65,9 @@ def anthropic_client(dialect_server, cuts):
 
 
 prompts = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", min_size=1, max_size=8)
-lengths = st.integers(1, 30)
+lengths = st.integers(1, 16)
 stops = st.lists(st.text("ABCDEF01+-*", min_size=1, max_size=2), max_size=3)
-sizes = st.lists(st.integers(1, 60), min_size=1, max_size=6)
+sizes = st.lists(st.integers(1, 300), min_size=1, max_size=6)
 
 chats = st.fixed_dictionaries(
     {
@@ -75,7 +75,7 @@ chats = st.fixed_dictionaries(
         "max_tokens": lengths,
         "temperature": st.sampled_from([0, 1, 2]),
         "seed": st.integers(0, 9),
-        "n": st.integers(1, 3),
+        "n": st.integers(1, 2),
     },
     optional={"stop": stops.filter(bool), "logprobs": st.just(True), "frequency_penalty": st.just(1)},
 )
@@ -96,7 +96,7 @@ responses = st.fixed_dictionaries(
     optional={"instructions": prompts, "store": st.booleans()},
 )
 
-some = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+some = settings(max_examples=7, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def bare(value):

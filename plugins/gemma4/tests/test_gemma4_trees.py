@@ -58,7 +58,7 @@ def written(tree, ids):
     return output
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=messages)
 def test_a_message_comes_back_at_every_cut(codec, tree):
     names = codec._names
@@ -67,7 +67,7 @@ def test_a_message_comes_back_at_every_cut(codec, tree):
         assert read_back(Gemma4Parser(names, frozenset(TOOLS)), codec.control_ids, pieces) == tree, pieces
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_spoilt_message_loses_no_text_at_any_cut(codec, data):
     names = codec._names
