@@ -317,7 +317,7 @@ def test_a_shutdown_while_weights_load_or_an_engine_is_built_leaves_no_slot(buil
     assert toy.family.entered.wait(10)
     closing = threading.Thread(target=toy.slots.close)
     closing.start()
-    wait_for(lambda: toy.slots._closing)
+    wait_for(lambda: toy.slots._loading._closing)
     toy.family.gate.set()
     closing.join(20)
     assert not closing.is_alive()
@@ -338,7 +338,7 @@ def test_a_shutdown_while_the_engine_is_built_leaves_no_slot(build, monkeypatch)
     def start(engine, *grants):
         real(engine, *grants)
         started.set()
-        wait_for(lambda: toy.slots._closing)
+        wait_for(lambda: toy.slots._loading._closing)
 
     monkeypatch.setattr(Engine, "start", start)
     future = toy.slots.load_known(name)

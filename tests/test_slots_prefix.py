@@ -250,7 +250,7 @@ def test_an_engine_that_is_rebuilt_reuses_again(machine):
     toy = machine()
     slot = toy.load("a")
     run(slot)
-    toy.slots._recover(slot)
+    toy.slots._recovery.rebuild(slot)
     assert [run(slot), run(slot)] == [0, 512]
 
 

@@ -18,8 +18,8 @@ from darkbloom_core.errors import GenerationFailed, ModelNotReady
 def toy(tmp_path, monkeypatch):
     """Two models; a hang is confirmed after 50 ms and its thread left behind after as many; nobody polls."""
     monkeypatch.setattr("darkbloom_core.engine._liveness.CONFIRMED", WedgeRule(1, 0.05))
-    monkeypatch.setattr("darkbloom_core.slots._manager.STUCK_SECONDS", 0.05)
-    monkeypatch.setattr("darkbloom_core.slots._manager.WEDGE_POLL_SECONDS", 0)
+    monkeypatch.setattr("darkbloom_core.slots._engines.STUCK_SECONDS", 0.05)
+    monkeypatch.setattr("darkbloom_core.slots._recovery.WEDGE_POLL_SECONDS", 0)
     toy = ToyMachine(tmp_path)
     toy.load("hangs", 10)
     toy.load("neighbour", 8)
@@ -195,8 +195,8 @@ def test_memory_of_a_thread_that_was_left_behind_is_counted_until_it_returns(toy
 
 def test_the_keeper_finds_a_hung_engine_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr("darkbloom_core.engine._liveness.CONFIRMED", WedgeRule(1, 0.05))
-    monkeypatch.setattr("darkbloom_core.slots._manager.STUCK_SECONDS", 0.05)
-    monkeypatch.setattr("darkbloom_core.slots._manager.WEDGE_POLL_SECONDS", 0.02)
+    monkeypatch.setattr("darkbloom_core.slots._engines.STUCK_SECONDS", 0.05)
+    monkeypatch.setattr("darkbloom_core.slots._recovery.WEDGE_POLL_SECONDS", 0.02)
     toy = ToyMachine(tmp_path)
     slot = toy.load("hangs", 1)
     toy.family.stuck.set()

@@ -50,7 +50,7 @@ def cold(toy, request):
     name = toy.add(request.node.name, 1)
     yield name
     toy.family.gate.set()
-    wait_for(lambda: not toy.slots._loading)
+    wait_for(lambda: not toy.slots._futures)
     toy.slots.unload(name)
 
 

@@ -5,7 +5,8 @@ from darkbloom_core.slots._capacity import SlotCapacity
 from darkbloom_core.slots._defaults import sampling_defaults
 from darkbloom_core.slots._device import current_device
 from darkbloom_core.slots._digests import Digests
-from darkbloom_core.slots._manager import KnownModel, SlotManager
+from darkbloom_core.slots._loading import KnownModel
+from darkbloom_core.slots._manager import SlotManager
 from darkbloom_core.slots._memory import memory_terms
 from darkbloom_core.slots._plan import PlannedModel, check_checkpoint, plan_models
 from darkbloom_core.slots._resolve import (
