@@ -50,6 +50,12 @@ def test_frames_are_taken_uniformly_with_their_times(container, codec, gop):
     assert take(data, 3) == ([0, 13, 26], [0, 1.3, 2.6])
 
 
+@pytest.mark.parametrize("codec", ["mjpeg", "prores_ks", "libsvtav1"])
+def test_every_codec_on_the_list_is_read(codec):
+    data = video_file(numbered_frames(6), container="mov" if codec != "libsvtav1" else "mp4", codec=codec)
+    assert take(data, 3) == ([0, 2, 4], [0, 0.2, 0.4])
+
+
 def test_a_short_video_gives_all_its_frames():
     data = video_file(numbered_frames(5), rate=2)
     assert take(data, 32) == ([0, 1, 2, 3, 4], [0, 0.5, 1, 1.5, 2])

@@ -121,9 +121,9 @@ def video_file(
     with av.open(out, "w", format=container) as file:
         stream = file.add_stream(codec, rate=Fraction(rate))
         stream.height, stream.width = frames[0].shape[:2]
-        stream.pix_fmt = "yuv420p"
+        stream.pix_fmt = {"mjpeg": "yuvj420p", "prores_ks": "yuv422p10le"}.get(codec, "yuv420p")
         stream.gop_size = gop
-        stream.options = {"crf": "12"} if codec != "mpeg4" else {"qmax": "1", "qmin": "1"}
+        stream.options = {"qmax": "1", "qmin": "1"} if codec == "mjpeg" else {"crf": "12"}
         if options:
             stream.options = options
         if rotation is not None:
