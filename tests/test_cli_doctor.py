@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from toy_machine import GIB, ToyMachine
 from darkbloom_core.cli._checks import Patient, machine_checks, model_checks
 from darkbloom_core.cli._context import CommandContext
 from darkbloom_core.contracts import Device
-from darkbloom_core.errors import CapacityExhausted
+from darkbloom_core.errors import CapacityExhausted, SetupError
 from darkbloom_core.memory import FixedReadings, Reading
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.settings import Settings
@@ -120,7 +122,9 @@ def patient(tmp_path, reading, settings=None, **fields) -> Patient:
     return Patient(
         command=CommandContext(plugins),
         settings=settings or Settings(),
-        places=ModelPlaces(hub=tmp_path / "hub", offered=plugins.checkpoints()),
+        places=ModelPlaces(
+            hub=tmp_path / "hub", offered=plugins.checkpoints(), aliases=fields.get("aliases", {})
+        ),
         device=fields.pop("device", CPU),
         reading=reading,
         root=tmp_path,
@@ -142,16 +146,15 @@ def test_a_model_that_does_not_fit_now_is_told_apart_from_one_that_never_does(tm
 
 
 def test_a_model_that_never_fits_names_up_to_three_that_do_the_largest_first(tmp_path):
-    import shutil
-
-    ill = patient(tmp_path, Reading(8 * GIB, 0, 0, None))
+    aliases = {"lost": "/nowhere", "one": "demo/gpt-oss", "two": "demo/gpt-oss"}
+    ill = patient(tmp_path, Reading(8 * GIB, 0, 0, None), aliases=aliases)
     large = tmp_path / "large"
     shutil.copytree(ill.places.offered["demo/gpt-oss"], large)
     with (large / "more.safetensors").open("wb") as file:
         file.truncate(60 * GIB)
     (check,) = model_checks(ill, [str(large)])
     assert check.state == "failure"
-    assert check.advice.endswith("these do: demo/gemma4, demo/gpt-oss")
+    assert check.advice.endswith("these do: demo/gemma4, one, two")
 
 
 def test_a_machine_without_room_for_any_model_fails(tmp_path):
@@ -175,6 +178,40 @@ def test_a_gpu_that_mlx_does_not_use_is_pointed_out(tmp_path):
     checks = {check.name: check for check in machine_checks(patient(tmp_path, Reading(8 * GIB, 0, 0, None)))}
     assert checks["accelerator"].state == "warning"
     assert "cuda13" in checks["accelerator"].advice
+
+
+def test_a_disk_that_is_nearly_full_is_pointed_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(GIB, GIB - 1, 2**20))
+    checks = {check.name: check for check in machine_checks(patient(tmp_path, Reading(8 * GIB, 0, 0, None)))}
+    assert checks["disk"].state == "warning"
+    assert "HF_HUB_CACHE" in checks["disk"].advice
+
+
+def test_an_installed_service_file_is_looked_at(tmp_path):
+    unit = tmp_path / "etc/systemd/system/darkbloom.service"
+    unit.parent.mkdir(parents=True)
+    for restart, state in (("no", "failure"), ("on-failure", "ok")):
+        unit.write_text(f"[Service]\nExecStart={sys.executable}\nRestart={restart}\n")
+        checks = {each.name: each for each in machine_checks(patient(tmp_path, Reading(8 * GIB, 0, 0, None)))}
+        assert checks["service"].state == state
+        assert (checks["service"].advice is None) == (state == "ok")
+
+
+def test_models_that_take_turns_are_a_warning(tmp_path):
+    together = patient(tmp_path, Reading(64 * GIB, 0, 0, None), Settings(slots={"max_models": 1}))
+    *alone, check = model_checks(together, ["demo/gpt-oss", "demo/gemma4"])
+    assert [each.state for each in alone] == ["ok", "ok"]
+    assert (check.name, check.state) == ("all models", "warning")
+    assert "demo/gemma4" in check.found
+    assert "take turns" in check.advice
+
+
+def test_without_a_backend_the_doctor_says_what_to_install(run_darkbloom, monkeypatch):
+    def missing():
+        raise SetupError("no backend: pip install 'darkbloom[cpu]'")
+
+    monkeypatch.setattr("darkbloom_core.cli._backend.require_backend", missing)
+    assert "failure  MLX: no backend: pip install" in run_darkbloom("doctor", code=1).stdout
 
 
 def test_the_command_says_ok_for_what_is_well_and_exits_with_1_for_what_is_not(run_darkbloom, tmp_path):

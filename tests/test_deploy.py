@@ -48,22 +48,42 @@ def test_a_file_that_does_not_restart_is_pointed_out(source, good, bad, tmp_path
 
 
 @pytest.mark.parametrize("name", [UNIT.name, AGENT.name])
-@pytest.mark.parametrize("text", ["", "junk", "[Service", "<plist", "[Service]\nRestart=always\n"])
-def test_a_file_that_makes_no_sense_is_a_problem_and_no_crash(name, text, tmp_path):
-    (tmp_path / name).write_text(text)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"junk", b"[Service", b"<plist", b"\xff\xfe\xff", b"[Service]\nRestart=always\n",
+        b"[Service]\nExecStart='python\nRestart=always\n", b"<plist><array/></plist>",
+        b"<plist><dict><key>ProgramArguments</key><string>python</string></dict></plist>",
+        b"<plist><dict><key>ProgramArguments</key><array><true/></array></dict></plist>",
+    ],
+)  # fmt: skip
+def test_a_file_that_makes_no_sense_is_a_problem_and_no_crash(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
     assert service_problem(tmp_path / name)
+
+
+def test_a_file_that_cannot_be_read_is_a_problem_and_no_crash(tmp_path):
+    (tmp_path / UNIT.name).mkdir()
+    assert service_problem(tmp_path / UNIT.name).startswith("it cannot be read")
+
+
+@pytest.mark.parametrize("more", ["Restart=on-failure", "Environment=A=100% B:C", "ExecStart=-python x"])
+def test_what_systemd_understands_is_no_problem(more, tmp_path):
+    (tmp_path / UNIT.name).write_text(f"[Service]\nExecStart=python --x\nRestart=always\n{more}\n")
+    assert service_problem(tmp_path / UNIT.name) is None
 
 
 def test_files_are_found_where_systemd_and_launchd_look(tmp_path):
     root, home = tmp_path / "root", tmp_path / "home"
     assert installed_services(root, home) == ()
-    with_a_real_program(UNIT, root / "etc/systemd/system/darkbloom.service")
-    with_a_real_program(AGENT, home / "Library/LaunchAgents/darkbloom.plist")
-    found = installed_services(root, home)
-    assert [(service.path.name, service.problem) for service in found] == [
-        ("darkbloom.service", None),
-        ("darkbloom.plist", None),
+    files = [
+        with_a_real_program(UNIT, root / "etc/systemd/system/darkbloom.service"),
+        with_a_real_program(UNIT, home / ".config/systemd/user/darkbloom.service"),
+        with_a_real_program(AGENT, root / "Library/LaunchDaemons/darkbloom.plist"),
+        with_a_real_program(AGENT, home / "Library/LaunchAgents/darkbloom.plist"),
     ]
+    found = installed_services(root, home)
+    assert [(service.path, service.problem) for service in found] == [(file, None) for file in files]
 
 
 def test_the_agent_starts_at_login_and_gets_time_to_drain():

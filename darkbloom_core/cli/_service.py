@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from xml.parsers.expat import ExpatError
 
 UNIT, AGENT = "darkbloom.service", "darkbloom.plist"
 RESTARTS = ("on-failure", "always", "on-abnormal", "on-abort")
+PREFIXES = "-@:+!"
+"""What systemd lets stand before a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +43,7 @@ def service_problem(path: Path) -> str | None:
     """What is wrong with a unit of systemd, or a property list of launchd; None if it will do."""
     try:
         command, restarts = (_launchd if path.suffix == ".plist" else _systemd)(path)
-    except (
-        configparser.Error,
-        plistlib.InvalidFileException,
-        ExpatError,
-        UnicodeDecodeError,
-        OSError,
-    ) as error:
+    except (configparser.Error, ExpatError, ValueError, OSError) as error:
         return f"it cannot be read: {error}"
     if not command:
         return "it says no command to run"
@@ -61,11 +56,16 @@ def _systemd(path: Path) -> tuple[Sequence[str], bool]:
     unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters="=", comment_prefixes="#;")
     unit.read_string(path.read_text(encoding="utf-8"))
     service = unit["Service"] if unit.has_section("Service") else {}
-    return shlex.split(service.get("ExecStart", "")), service.get("Restart", "no") in RESTARTS
+    command = shlex.split(service.get("ExecStart", "").lstrip(PREFIXES))
+    return command, service.get("Restart", "no") in RESTARTS
 
 
 def _launchd(path: Path) -> tuple[Sequence[str], bool]:
-    job: dict[str, Any] = plistlib.loads(path.read_bytes())
-    keep: bool | dict[str, Any] = job.get("KeepAlive", False)
-    restarts = keep if isinstance(keep, bool) else keep.get("SuccessfulExit") is False
-    return job.get("ProgramArguments", []), restarts
+    job = plistlib.loads(path.read_bytes())
+    if not isinstance(job, dict):
+        raise ValueError("a job is a dictionary")
+    command, keep = job.get("ProgramArguments", []), job.get("KeepAlive", False)
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        raise ValueError("ProgramArguments is a list of strings")
+    restarts = keep.get("SuccessfulExit") is False if isinstance(keep, dict) else keep is True
+    return command, restarts
