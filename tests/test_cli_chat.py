@@ -10,6 +10,8 @@ import sys
 import time
 
 import pytest
+from PIL import Image
+from toy_seeing import SeeingFamily
 from toy_server import ToyServer
 
 # Makes the terminal the process's own, so that Ctrl-C typed there is a signal, and becomes the command.
@@ -23,9 +25,9 @@ COMMAND = [sys.executable, "-c", "from darkbloom_core.cli import main; main()", 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    models = {"toy": {}, "slow": {"seconds": 0.02}, "broken": {"fail_on": 1}}
+    models = {"toy": {}, "seeing": {"sees": True}, "slow": {"seconds": 0.02}, "broken": {"fail_on": 1}}
     with ToyServer(
-        tmp_path_factory.mktemp("models"), models, engine={"default_max_tokens": 200}
+        tmp_path_factory.mktemp("models"), models, family=SeeingFamily, engine={"default_max_tokens": 200}
     ).running() as it:
         yield it
 
@@ -119,6 +121,22 @@ def test_a_refused_turn_is_told_and_the_next_one_is_asked_all_the_same(run_darkb
     assert [line.startswith("darkbloom: no model 'nobody'") for line in done.stderr.splitlines()] == [
         True
     ] * 2
+
+
+def test_pictures_are_shown_with_the_first_turn_and_stay_with_the_conversation(
+    run_darkbloom, server, tmp_path
+) -> None:
+    vision = server.engine("seeing").vision
+    files = [tmp_path / name for name in ("one.png", "two.png")]
+    for file, colour in zip(files, ("red", "blue"), strict=True):
+        Image.new("RGB", (32, 32), colour).save(file)
+    shown = [word for file in files for word in ("--image", str(file))]
+    vision.looks.clear()
+    done = run_darkbloom("chat", "seeing", "--url", server.url, *shown, stdin="what?\nand now?\n")
+    assert (len(done.stdout.splitlines()), done.stderr) == (2, "")
+    assert vision.looks.count("start") == 2  # the second turn's are known by then
+    blind = run_darkbloom("chat", "toy", "--url", server.url, *shown, stdin="what?\nand now?\n", code=1)
+    assert blind.stderr.count("this model does not accept images") == 2
 
 
 def test_ctrl_c_stops_an_answer_and_frees_its_row_and_ctrl_d_leaves(terminal, server) -> None:

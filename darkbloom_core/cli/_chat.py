@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -38,6 +39,10 @@ def _chat(
         ),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option("--image", help="A picture to talk about, again for more.", exists=True, dir_okay=False),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings file.", show_default=False, dir_okay=False)
     ] = None,
@@ -47,7 +52,7 @@ def _chat(
 
     failed = False
     with _server(context.obj, model, url, config) as (client, name):
-        conversation = Conversation(client, name, sys.stdout, system=system)
+        conversation = Conversation(client, name, sys.stdout, system=system, images=image or ())
         for text in _turns(sys.stdin, name):
             try:
                 conversation.say(text)
@@ -62,18 +67,29 @@ class Conversation:
     """Asks ``model`` turn by turn and writes each answer to ``out`` as it comes.
 
     A turn that the server refuses is not remembered; one that Ctrl-C stops is, as far as it came.
+    ``images`` are files of pictures, which the first turn shows.
     """
 
-    def __init__(self, client: ChatClient, model: str, out: TextIO, *, system: str | None = None) -> None:
+    def __init__(
+        self,
+        client: ChatClient,
+        model: str,
+        out: TextIO,
+        *,
+        system: str | None = None,
+        images: Sequence[Path] = (),
+    ) -> None:
         self._client = client
         self._model = model
         self._out = out
         self._colours = out.isatty()
-        self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self._pictures = [_picture(file) for file in images]
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def say(self, text: str) -> None:
         """Ask ``text`` and write the answer. Raises ``ChatError``."""
-        asked = [*self.messages, {"role": "user", "content": text}]
+        content = [*self._pictures, {"type": "text", "text": text}] if self._pictures else text
+        asked = [*self.messages, {"role": "user", "content": content}]
         answer: list[str] = []
         thinking = False
         stopped = False
@@ -96,10 +112,17 @@ class Conversation:
                 self._write(_PLAIN)
         self._write(" (stopped)\n" if stopped else "\n")
         self.messages = [*asked, {"role": "assistant", "content": "".join(answer)}]
+        self._pictures = []
 
     def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
+
+
+def _picture(file: Path) -> dict[str, Any]:
+    """A part of a message; what kind of file it is is the server's to find out."""
+    data = base64.b64encode(file.read_bytes()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:application/octet-stream;base64,{data}"}}
 
 
 @contextmanager

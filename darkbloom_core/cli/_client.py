@@ -50,7 +50,7 @@ class ChatClient:
             listed = json.loads(response.read())
         return tuple(model["id"] for model in listed["data"])
 
-    def stream(self, model: str, messages: Sequence[Mapping[str, str]]) -> Generator[Piece]:
+    def stream(self, model: str, messages: Sequence[Mapping[str, Any]]) -> Generator[Piece]:
         """Ask for one answer and yield it as it comes. Raises ``ChatError`` with the server's words."""
         body = {"model": model, "messages": list(messages), "stream": True}
         with self._connected("POST", "/v1/chat/completions", body) as response:
