@@ -171,6 +171,27 @@ def test_no_family_is_named_in_the_core():
             )
 
 
+def calls(path, method):
+    """The lines on which the method of this name is called, as source text."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [
+        ast.unparse(node.func)
+        for node in found
+        if isinstance(node.func, ast.Attribute) and node.func.attr == method
+    ]
+
+
+def test_there_is_one_engine_and_one_way_into_it():
+    for path in CORE_FILES:
+        if calls(path, "run_layers"):
+            assert room_of(path) == "engine", f"{named(path)} runs a model's layers past the engine"
+        entries = [call for call in calls(path, "submit") if call.endswith("engine.submit")]
+        assert not entries or path == CORE / "server" / "_generation.py", (
+            f"{named(path)} submits to an engine: every request of a server enters through GenerationService"
+        )
+
+
 @pytest.mark.parametrize("path", [*CORE_FILES, *PLUGIN_FILES], ids=named)
 def test_every_file_says_what_it_is_for(path):
     text = path.read_text(encoding="utf-8")
