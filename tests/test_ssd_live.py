@@ -82,7 +82,7 @@ def test_a_family_goes_on_from_disk_in_the_chunks_of_a_cold_prompt_and_with_its_
     family = plugins.family_for(config := json.loads((path / "config.json").read_text()))
     description = family.describe(config, device)
     codec = family.codec(path, description)
-    messages = tuple(Message(role=each["role"], content=(TextPart(each["content"]),)) for each in turns(36))
+    messages = tuple(Message(role=each["role"], content=(TextPart(each["content"]),)) for each in turns(22))
     ids = codec.encode_chat(Chat(messages=messages)).ids
     assert len(ids) > 2 * CHUNK
     model = family.load(path, description, Placement(device))
@@ -122,12 +122,12 @@ def ask(serving, model, messages, most=8):
 
 def test_a_server_that_starts_again_is_warm(serve_with_disk, run_darkbloom):
     serving = serve_with_disk("demo/gpt-oss")
-    answer, length, cached = ask(serving, "demo/gpt-oss", turns(24))
+    answer, length, cached = ask(serving, "demo/gpt-oss", turns(22))
     assert cached == 0
     assert length > 2 * CHUNK
     assert serving.stop(signal.SIGTERM) == 0
     serving = serve_with_disk("demo/gpt-oss")
-    again, _, cached = ask(serving, "demo/gpt-oss", turns(24))
+    again, _, cached = ask(serving, "demo/gpt-oss", turns(22))
     assert again == answer
     assert cached >= length - 1 - CHUNK
     assert serving.stop(signal.SIGTERM) == 0
@@ -167,10 +167,10 @@ def test_a_server_that_is_killed_at_any_moment_leaves_only_sound_files_or_none(
         if found is not None:
             with_files, sound = with_files + (int(found[1]) > 0), int(found[1])
     serving = serve_with_disk("demo/gpt-oss")
-    answer, tokens, after_kills = ask(serving, "demo/gpt-oss", turns(24))
+    answer, tokens, after_kills = ask(serving, "demo/gpt-oss", turns(22))
     assert serving.stop(signal.SIGTERM) == 0
     serving = serve_with_disk("demo/gpt-oss")
-    again, _, cached = ask(serving, "demo/gpt-oss", turns(24))
+    again, _, cached = ask(serving, "demo/gpt-oss", turns(22))
     assert again == answer
     assert cached >= tokens - 1 - CHUNK
     assert not list(serving.errors.parent.glob("state/tiers/ssd-tier/*/.tmp-*"))
@@ -186,6 +186,6 @@ def test_a_server_that_is_killed_at_any_moment_leaves_only_sound_files_or_none(
 def _ask_until_it_ends(serving, number):
     for start in itertools.count(number):
         try:
-            ask(serving, "demo/gpt-oss", turns(24, start))
+            ask(serving, "demo/gpt-oss", turns(22, start))
         except httpx.HTTPError:
             return
