@@ -161,6 +161,7 @@ MEDIA_PROMPTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         "dense",
         (4, ("image", 6, 6), 3, ("video", 6, 3), 2, ("video", 6, 3), 2, ("image", 3, 3), 5),
     ),
+    "five frames": ("edge", (3, *(each for _ in range(5) for each in (2, ("video", 6, 3))), 6)),
     "inputs per layer": (
         "edge",
         (4, ("image", 6, 6), 3, ("video", 6, 3), 2, ("video", 6, 3), 12, ("image", 3, 9), 5),
