@@ -114,9 +114,11 @@ def _open(source: MediaSource, data: bytes) -> Any:
 
 
 def _turned(image: Any) -> Any:
+    """In place: a copy of a picture that stands right would be one too many, made while no other thread runs."""
     from PIL import ImageOps
 
-    return ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _rgb(image: Any) -> Any:
