@@ -239,7 +239,7 @@ def decoding(scheduler):
 
 
 def test_the_tower_runs_in_slices_right_before_the_chunk_that_needs_it():
-    scheduler = Scheduler(max_rows=4, layers=4, grid=GRID, tower_layers=3)
+    scheduler = Scheduler(max_rows=4, layers=4, grid=GRID, tower_layers=3, picture_tokens=30)
     decoding(scheduler)
     spans = (MediaSpan(5, 10, 0), MediaSpan(50, 30, 1), MediaSpan(90, 4, 2))
     sequence = Sequence("s", 120, 5, 0, spans, unseen={0, 1, 2})
@@ -252,9 +252,9 @@ def test_the_tower_runs_in_slices_right_before_the_chunk_that_needs_it():
         for each in scheduled(scheduler, tower_layers=2)
     ]
     assert found == [
-        (0, 0, 2), (0, 2, 3), ("chunk", 0, 50),
+        (0, 0, 3), ("chunk", 0, 50),
         (1, 0, 2), (1, 2, 3), ("chunk", 50, 80),
-        (2, 0, 2), (2, 2, 3), ("chunk", 80, 120),
+        (2, 0, 3), ("chunk", 80, 120),
     ]  # fmt: skip
     assert not sequence.unseen
 
@@ -275,6 +275,35 @@ def test_pictures_that_were_seen_or_reused_need_no_tower():
     scheduler.add(sequence)
     scheduler.admit(lambda _: True)
     assert [isinstance(each, TowerSlice) and each.picture for each in scheduled(scheduler)] == [2, False]
+
+
+def test_of_longer_pictures_fewer_layers_run_at_a_time_and_never_less_than_one():
+    """The numbers of layers are for a chunk of the grid's size, and for the largest picture."""
+    scheduler = Scheduler(max_rows=4, layers=8, grid=GRID, tower_layers=8, picture_tokens=4 * GRID)
+    decoding(scheduler)
+    spans, places = [], 0
+    for number, length in enumerate((4 * GRID, GRID, 1, 32 * GRID)):
+        spans.append(MediaSpan(places + 3, length, number))
+        places += length + 3
+    sequence = Sequence("s", places + 5, 5, 0, tuple(spans), unseen={0, 1, 2, 3})
+    scheduler.add(sequence)
+    scheduler.admit(lambda _: True)
+    towers, chunks = {}, {}
+    for _ in range(100):
+        piece = scheduler.plan(4, 2).prefill
+        if piece is None:
+            break
+        layers = piece.last_layer - piece.first_layer
+        if isinstance(piece, TowerSlice):
+            towers.setdefault(spans[piece.picture].length, layers)
+        else:
+            chunks.setdefault(piece.end - piece.start, layers)
+            if piece.last_layer == 8:
+                sequence.prefilled = piece.end
+    assert towers == {4 * GRID: 2, GRID: 8, 1: 8, 32 * GRID: 1}
+    assert chunks[4 * GRID] == 1
+    assert chunks[32 * GRID] == 1
+    assert all(layers == 4 for length, layers in chunks.items() if length <= GRID)
 
 
 def test_a_sequence_that_ends_takes_its_tower_with_it():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from darkbloom_core.engine._rates import Rate, Rates
+from darkbloom_core.engine._rates import LayerSeconds, Rate, Rates
 
 
 def test_the_first_sample_stands_for_itself_and_later_ones_weigh_three_tenths():
@@ -44,3 +44,30 @@ def test_a_cached_prompt_says_nothing_about_prefill_but_its_answer_counts():
     )
     assert rates.prefill.value is None
     assert rates.decode.value == 5.0
+
+
+# --- layers -----------------------------------------------------------------------------------
+
+
+def test_what_a_layer_takes_is_scaled_to_one_size_and_smoothed():
+    found = LayerSeconds(256, 256, 0.010)
+    found.took(256, 2, 0.040)
+    assert found.value == pytest.approx(0.010 + 0.3 * 0.010)
+    longer = LayerSeconds(256, 256, 0.010)
+    longer.took(1024, 1, 0.040)
+    assert longer.value == pytest.approx(0.010)
+
+
+def test_small_work_never_makes_large_work_look_fast():
+    found = LayerSeconds(280, 70, 0.010)
+    for tokens in (1, 70, 139):
+        found.took(tokens, 3, 1e-6)
+    assert found.value == 0.010
+    found.took(70, 1, 0.005)
+    assert found.value == pytest.approx(0.010 + 0.3 * 0.010)
+
+
+def test_without_a_measurement_the_first_one_stands_for_itself():
+    found = LayerSeconds(256, 256, None)
+    found.took(200, 4, 0.040)
+    assert found.value == pytest.approx(0.010)

@@ -64,6 +64,7 @@ def build(name: str, model: LoadedModel, share: Share, options: EngineOptions) -
         grid=options.chunk_tokens,
         pack_tokens=PACK_CHUNKS * options.chunk_tokens if choices.packed else 0,
         tower_layers=0 if model.vision is None else model.vision.tower_layers,
+        picture_tokens=1 if model.vision is None else model.vision.most_soft_tokens,
     )
     return Parts(store, scheduler, choices)
 

@@ -57,7 +57,14 @@ class Loop:
         self.reuse = None if prefix is None else self._open_reuse(prefix, parts)
         self.pictures = pictures or PictureCache(share, 0)
         self.runner = Runner(
-            model, parts.store, parts.choices, self._finish, self._break, self.reuse, self.pictures
+            model,
+            parts.store,
+            parts.choices,
+            self._finish,
+            self._break,
+            options.chunk_tokens,
+            self.reuse,
+            self.pictures,
         )
         self.monitor = WedgeMonitor()
         self.rates = Rates()
@@ -131,8 +138,8 @@ class Loop:
             self._advance(self.reuse)
         self._notice_pictures()
         plan = self.scheduler.plan(
-            self._layers_per_slice(self.runner.layer_seconds),
-            self._layers_per_slice(self.runner.tower_layer_seconds),
+            self._layers_per_slice(self.runner.layer_seconds.value),
+            self._layers_per_slice(self.runner.tower_layer_seconds.value),
         )
         if plan.is_empty and self.runner.is_idle:
             return self.reuse is not None and self.reuse.has_work

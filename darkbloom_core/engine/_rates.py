@@ -1,6 +1,7 @@
-"""How fast an engine reads prompts and writes answers: smoothed, over the requests that ended well. Pure.
+"""How fast an engine is: smoothed measurements of requests, and of layers. Pure.
 
-Always true: a request counts only if it ended by itself, and a rate that cannot be real does not count.
+Always true: a request counts only if it ended by itself, and a rate that cannot be real does
+not count; small pieces of work never make large ones look fast.
 """
 
 from __future__ import annotations
@@ -50,3 +51,24 @@ class Rates:
         if cached_tokens == 0:
             self.prefill.add(prompt_tokens, first_token_seconds, MOST_PREFILL_RATE)
         self.decode.add(completion_tokens - 1, decode_seconds)
+
+
+class LayerSeconds:
+    """Seconds that one layer takes for ``tokens`` tokens, as slices of all sizes tell it.
+
+    What takes more tokens takes longer in proportion, what takes fewer than ``least_tokens``
+    as long as these. ``value`` is what warm-up has measured, None if nothing was.
+    """
+
+    def __init__(self, tokens: int, least_tokens: int, value: float | None) -> None:
+        self.value = value
+        self._tokens = tokens
+        self._least_tokens = least_tokens
+
+    def took(self, tokens: int, layers: int, seconds: float) -> None:
+        """A slice of ``layers`` layers over ``tokens`` tokens; a small one counts only if it was slower than expected."""
+        sample = seconds / max(1, layers) * self._tokens / max(tokens, self._least_tokens)
+        if self.value is None:
+            self.value = sample
+        elif 2 * tokens >= self._tokens or sample > self.value:
+            self.value += SMOOTHING * (sample - self.value)

@@ -25,13 +25,12 @@ from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._live import Launched, Live
 from darkbloom_core.engine._pack import PackBatch
 from darkbloom_core.engine._pictures import PictureCache
+from darkbloom_core.engine._rates import LayerSeconds
 from darkbloom_core.engine._reuse import Capture, Reuse
 from darkbloom_core.engine._sampling import Sampler, token_mask
-from darkbloom_core.engine._scheduler import ChunkSlice, TowerSlice
+from darkbloom_core.engine._scheduler import SMALL_PICTURE, ChunkSlice, TowerSlice
 from darkbloom_core.engine._stream import wake_readers
 from darkbloom_core.engine._warmup import Choices
-
-SMOOTHING = 0.3
 
 
 @dataclass(slots=True)
@@ -61,7 +60,7 @@ class StepFault(Exception):  # a fault, as the rest of the engine calls it
 class Runner:
     """``on_finish`` is called with a sequence whose last token was read, ``on_fault`` with one whose text broke.
 
-    ``reuse`` is given what prefill computes, if anybody may want it again.
+    ``grid`` is the chunk size. ``reuse`` is given what prefill computes, if anybody may want it again.
     """
 
     def __init__(
@@ -71,6 +70,7 @@ class Runner:
         choices: Choices,
         on_finish: Callable[[Live, FinishReason], None],
         on_fault: Callable[[Live, Exception], None],
+        grid: int,
         reuse: Reuse | None = None,
         pictures: PictureCache | None = None,
     ) -> None:
@@ -88,8 +88,11 @@ class Runner:
         self._sampler: tuple[tuple[Live, ...], Sampler] | None = None
         self._decoded: tuple[tuple[Live, ...], mx.array] | None = None
         self.compiled = CompiledDecode(model) if choices.compiled else None
-        self.layer_seconds = choices.layer_seconds
-        self.tower_layer_seconds = choices.tower_layer_seconds
+        largest = 1 if model.vision is None else model.vision.most_soft_tokens
+        self.layer_seconds = LayerSeconds(grid, grid, choices.layer_seconds)
+        self.tower_layer_seconds = LayerSeconds(
+            largest, largest // SMALL_PICTURE, choices.tower_layer_seconds
+        )
         self.decode_steps = 0
         self.prefill_tokens = 0
         self.output_tokens = 0
@@ -279,7 +282,10 @@ class Runner:
         if piece.last_layer < self._layers:
             chunk.inputs = inputs
             return Launched(
-                [*inputs], lives, lambda spent: self._timed(lives, clock, spent, layers), written=written
+                [*inputs],
+                lives,
+                lambda spent: self._timed(lives, clock, spent, layers, piece),
+                written=written,
             )
         self._prefilling = None
         hidden = inputs[0]
@@ -294,7 +300,7 @@ class Runner:
         if lives[0].sequence.is_prefilling:
 
             def complete(spent: float) -> None:
-                self._timed(lives, clock, spent, layers)
+                self._timed(lives, clock, spent, layers, piece)
                 self._chunk_read(lives, piece, clock, capture)
 
             return Launched([hidden, *captured], lives, complete, written=written)
@@ -327,14 +333,13 @@ class Runner:
         pack = PackBatch(self._store, [_row(live) for live in lives], [len(ids) for ids in prompts])
         return pack, self._model.embed(mx.array(padded, mx.int32))
 
-    def _timed(self, lives: tuple[Live, ...], clock: _Clock, seconds: float, layers: int) -> None:
+    def _timed(
+        self, lives: tuple[Live, ...], clock: _Clock, seconds: float, layers: int, piece: ChunkSlice
+    ) -> None:
         for live in lives:
             live.progressed_at = time.monotonic()
         clock.seconds += seconds
-        seconds_per_layer, last = seconds / layers, self.layer_seconds
-        self.layer_seconds = (
-            seconds_per_layer if last is None else last + SMOOTHING * (seconds_per_layer - last)
-        )
+        self.layer_seconds.took(piece.tokens, layers, seconds)
 
     # --- what may be wanted again -------------------------------------------------
 
@@ -387,21 +392,22 @@ class Runner:
         layers = piece.last_layer - piece.first_layer
         if piece.last_layer < vision.tower_layers:
             self._looking = (live, inputs)
-            return Launched([*inputs], (live,), lambda spent: self._looked(live, spent, layers))
+            return Launched(
+                [*inputs], (live,), lambda spent: self._looked(live, spent, layers, picture.soft_tokens)
+            )
         self._looking = None
         seen = live.seen[piece.picture] = vision.finish(inputs)
 
         def complete(spent: float) -> None:
-            self._looked(live, spent, layers)
+            self._looked(live, spent, layers, picture.soft_tokens)
             if self._pictures is not None:
                 self._pictures.put(picture.digest, seen)
 
         return Launched([seen], (live,), complete)
 
-    def _looked(self, live: Live, spent: float, layers: int) -> None:
+    def _looked(self, live: Live, spent: float, layers: int, tokens: int) -> None:
         live.progressed_at = time.monotonic()
-        last, now = self.tower_layer_seconds, spent / max(1, layers)
-        self.tower_layer_seconds = now if last is None else last + SMOOTHING * (now - last)
+        self.tower_layer_seconds.took(tokens, layers, spent)
 
     # --- launch and read ----------------------------------------------------------
 

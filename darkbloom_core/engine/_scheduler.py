@@ -19,6 +19,10 @@ PRIORITY_ARRIVALS = 64
 """One level of priority is a head start of this many arrivals: of those that come later still, none overtakes."""
 
 
+SMALL_PICTURE = 4
+"""Pictures smaller than this part of the largest one are taken to be as slow: small work has a cost of its own."""
+
+
 def chunk_end(start: int, prompt_tokens: int, grid: int, spans: tuple[MediaSpan, ...] = ()) -> int:
     """Where the chunk that starts at ``start`` ends: the next grid line, the prompt's end, or past a picture.
 
@@ -50,6 +54,11 @@ class ChunkSlice:
     def is_pack(self) -> bool:
         return len(self.sequences) > 1
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens run at once, padding included."""
+        return (self.end - self.start) * len(self.sequences)
+
 
 @dataclass(frozen=True, slots=True)
 class TowerSlice:
@@ -59,6 +68,11 @@ class TowerSlice:
     picture: int
     first_layer: int
     last_layer: int
+
+    @property
+    def tokens(self) -> int:
+        """The picture's soft tokens."""
+        return next(span.length for span in self.sequence.spans if span.picture == self.picture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +91,24 @@ class Scheduler:
     """Running and waiting sequences of one engine."""
 
     def __init__(
-        self, *, max_rows: int, layers: int, grid: int, pack_tokens: int = 0, tower_layers: int = 0
+        self,
+        *,
+        max_rows: int,
+        layers: int,
+        grid: int,
+        pack_tokens: int = 0,
+        tower_layers: int = 0,
+        picture_tokens: int = 1,
     ) -> None:
         """``grid`` is the chunk size. Prompts shorter than a chunk run together while the
-        padded pack stays within ``pack_tokens`` tokens; 0 runs every prompt by itself."""
+        padded pack stays within ``pack_tokens`` tokens; 0 runs every prompt by itself.
+        The largest picture has ``picture_tokens`` soft tokens."""
         self._max_rows = max_rows
         self._layers = layers
         self._grid = grid
         self._pack_tokens = pack_tokens
         self._tower_layers = tower_layers
+        self._picture_tokens = picture_tokens
         self._arrivals = 0
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -138,27 +161,35 @@ class Scheduler:
         return tuple(admitted)
 
     def plan(self, layers_per_slice: int, tower_layers_per_slice: int = 1) -> Plan:
-        """The next step. Between two decode steps at most so many layers of a chunk, or of the tower, run."""
+        """The next step. Between two decode steps at most so many layers of a chunk, or of the tower, run.
+
+        The numbers are for a chunk of the grid's size, and for the largest picture: of what is
+        longer fewer layers run at a time, of a small picture more.
+        """
         decode = tuple(sequence for sequence in self._running if sequence.wants_decode)
-        if not decode:
-            layers_per_slice, tower_layers_per_slice = self._layers, self._tower_layers
-        return Plan(decode, self._next_slice(layers_per_slice, tower_layers_per_slice))
+        piece = self._next_slice(layers_per_slice, tower_layers_per_slice, is_alone=not decode)
+        return Plan(decode, piece)
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
         return (sequence.arrival - PRIORITY_ARRIVALS * sequence.priority, sequence.arrival)
 
-    def _next_slice(self, layers: int, tower_layers: int) -> ChunkSlice | TowerSlice | None:
+    def _next_slice(
+        self, layers: int, tower_layers: int, *, is_alone: bool
+    ) -> ChunkSlice | TowerSlice | None:
         if self._chunk is None and self._tower is None:
             prefilling = [row for row in self._running if row.wants_prefill]
             if not prefilling:
                 return None
             self._begin(self._first_slice(sorted(prefilling, key=self._rank)))
         if self._tower is not None:
-            return self._next_of_tower(self._tower, tower_layers)
+            size = max(self._tower.tokens, self._picture_tokens // SMALL_PICTURE)
+            fitting = tower_layers * self._picture_tokens // max(1, size)
+            return self._next_of_tower(self._tower, self._tower_layers if is_alone else fitting)
         chunk = self._chunk
         assert chunk is not None
+        fitting = self._layers if is_alone else layers * self._grid // max(self._grid, chunk.tokens)
         first = chunk.last_layer
-        last = min(self._layers, first + max(1, layers))
+        last = min(self._layers, first + max(1, fitting))
         piece = replace(chunk, first_layer=first, last_layer=last)
         self._chunk = None if last == self._layers else piece
         return piece
