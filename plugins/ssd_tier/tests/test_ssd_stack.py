@@ -29,12 +29,12 @@ LAYOUTS = {
 }
 
 
-def prompt(layout, blocks, branch=0, shared=None):
-    """Parts and names of a prompt of whole blocks and a token."""
+def prompt(layout, blocks, branch=0, shared=None, cuts=None):
+    """Parts and names of a prompt of whole blocks and a token; ``cuts`` are its chunk ends, else those of the grid."""
     shared = blocks if shared is None else shared
     ids = [number % 97 for number in range(256 * shared)] + [98 + branch] * (256 * (blocks - shared) + 1)
     grid = layout.grid_tokens
-    cuts = [*range(grid, len(ids), grid), len(ids)]
+    cuts = [*(cuts or range(grid, len(ids), grid)), len(ids)]
     return layout.of(cuts), block_hashes(ids, cuts, chain_root(b"n" * 32, b""))
 
 
@@ -78,16 +78,18 @@ def staged(stack, parts, names, request="r"):
         staging.close()
 
 
+@pytest.mark.parametrize("cuts", [None, (200, 470, 512, 1100, 2555)], ids=["text", "pictures"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_after_a_restart_nothing_of_a_prompt_is_computed_again_windows_included(place, name):
+def test_after_a_restart_nothing_of_a_prompt_is_computed_again_windows_included(place, name, cuts):
+    """Pictures move chunk ends off the grid, so their blocks have many lengths."""
     layout, ledger = LAYOUTS[name], Ledger(lambda pool: 1 << 30)
-    parts, names = prompt(layout, 10)
+    parts, names = prompt(layout, 10, cuts=cuts)
     tier = place.open()
     offer_all(CacheStack(RamTier(0), {"disk": tier}, ledger), parts, names)
     assert tier.settle()
     place.restart()
     stack = CacheStack(RamTier(0), {"disk": place.open()}, ledger)
-    assert staged(stack, parts, names) == 2560
+    assert staged(stack, parts, names) == (2560 if cuts is None else cuts[-1])
     assert not ledger.reservations()
     assert stack.faults() == {"disk": 0}
 
