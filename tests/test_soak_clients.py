@@ -51,7 +51,7 @@ def server(tmp_path):
     tables = {
         "keys": KEYS,
         "server": {"key_concurrency": AT_ONCE},
-        "engine": {"max_rows": 4, "waiting_limit": 64},
+        "engine": {"max_rows": 8, "waiting_limit": 64},
     }
     models = {"slow": {"seconds": 0.004}, "plain": {}}
     with ToyServer(tmp_path, models, **tables).running() as server:
@@ -65,7 +65,7 @@ def request_of(chance: random.Random) -> bytes:
         "messages": [{"role": "user", "content": "X" * chance.choice([5, 300, 3000])}],
         "max_tokens": chance.choice([5, 1000]),
         "stream": chance.random() < 0.5,
-        "n": chance.choice([1, 1, 3]),
+        "n": chance.choice([1, 1, 1, 3]),
     }
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {KEYS['vanishing']}\r\n"
@@ -83,7 +83,7 @@ def vanish(port: int, number: int) -> None:
         process.stdin.write(request_of(chance))
         process.stdin.close()
         assert process.stdout.readline() == b"sent\n"
-        time.sleep(chance.choice([0.0, chance.random() * 0.05, chance.random()]))
+        time.sleep(chance.choice([0.0, chance.random() * 0.05, chance.random(), 0.5 + chance.random()]))
         process.send_signal(signal.SIGKILL)
 
 
@@ -119,9 +119,9 @@ def moment(event: object) -> str:
         return "before it was accepted"
     if event.status == 200:
         return "answered before"
-    if event.time_to_first_token_seconds is not None:
-        return "decode"
-    return "queue or prefill"
+    if event.prefill_seconds is None:
+        return "queue"
+    return "prefill" if event.decode_seconds is None else "decode"
 
 
 def test_nothing_is_left_of_clients_that_vanish(server) -> None:

@@ -224,3 +224,95 @@ def test_a_running_response_is_cancelled_by_its_id(client, dialect_server) -> No
 def test_wrong_options_are_named(options, message) -> None:
     with pytest.raises(SettingsError, match=message):
         server_routes(Settings(options={"dialects": options}))
+
+
+TOOL = {
+    "name": "f",
+    "description": "d",
+    "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+}
+FULL = {
+    "/v1/chat/completions": {
+        "model": "toy/plain",
+        "max_tokens": 1,
+        "messages": [
+            {"role": "system", "content": "s", "name": "n"},
+            {"role": "user", "content": [{"type": "text", "text": "t"}]},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]},
+            {"role": "assistant", "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "r"},
+        ],
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "stop": ["x"],
+        "logit_bias": {"1": 0},
+        "response_format": {"type": "text"},
+        "stream_options": {"include_usage": True},
+        "reasoning_effort": "low",
+        "prompt_cache_key": "k",
+    },
+    "/v1/messages": {
+        "model": "toy/plain",
+        "max_tokens": 1,
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "t"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": "b"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]},
+        ],
+        "tools": [{"name": "f", "input_schema": TOOL["parameters"]}],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "stop_sequences": ["x"],
+        "thinking": {"type": "disabled"},
+    },
+    "/v1/responses": {
+        "model": "toy/plain",
+        "max_output_tokens": 1,
+        "instructions": "i",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "r"},
+        ],
+        "tools": [{"type": "function", **TOOL}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "metadata": {"a": "b"},
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low"},
+        "previous_response_id": "r",
+    },
+}  # fmt: skip
+
+
+def changed(value, new):
+    """``value`` with one of its texts or keys replaced by ``new``, or ``new`` in place of an object or a list."""
+    if isinstance(value, str):
+        yield new
+    elif isinstance(value, dict):
+        yield new
+        yield {**value, new: 1}
+        for key, held in value.items():
+            yield from ({**value, key: other} for other in changed(held, new))
+            yield {(new if each == key else each): one for each, one in value.items()}
+    elif isinstance(value, list):
+        yield new
+        for index, held in enumerate(value):
+            yield from ([*value[:index], other, *value[index + 1 :]] for other in changed(held, new))
+    else:
+        yield new
+
+
+@pytest.mark.parametrize("path", FULL)
+def test_no_error_repeats_what_was_sent(client, path) -> None:
+    """But for the name of a model that is not there, which is told up to 256 characters."""
+    secret, statuses = "payloadX7", set()
+    for body in changed(FULL[path], secret):
+        answer = client.post(path, json=body)
+        statuses.add(answer.status_code)
+        assert answer.status_code in (200, 400, 404), (body, answer.text)
+        if answer.status_code == 200 or (isinstance(body, dict) and body.get("model") == secret):
+            continue
+        assert secret not in answer.text, (body, answer.text)
+        assert len(answer.content) < 1000, (body, answer.text)
+    assert 400 in statuses
