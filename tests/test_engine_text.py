@@ -130,6 +130,14 @@ def test_stop_strings_bind_in_the_content_alone_and_keep_the_order():
     assert pipe.stopped
 
 
+@given(st.lists(st.sampled_from([1, 2, 90, 91, 92]), max_size=30))
+def test_there_are_never_more_reasoning_tokens_than_tokens(tokens):
+    pipe = TextPipeline({1: b"think", 2: b"say"}.__getitem__, frozenset({90, 91, 92}), Channels(), ())
+    for token in tokens:
+        pipe.push(token)
+    assert 0 <= pipe.reasoning_tokens <= len(tokens)
+
+
 def test_reasoning_tokens_are_counted():
     pieces = {1: b"think", 2: b"say"}
     pipe = TextPipeline(pieces.__getitem__, frozenset({90, 91}), Channels(), ())

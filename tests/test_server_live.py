@@ -205,6 +205,17 @@ def test_bad_input_has_its_status_and_leaves_nothing(
     assert events == [RequestRefused(status=status, error_code=code, media_kind=kind)]
 
 
+def test_three_mebibytes_are_read_and_more_than_the_default_limit_is_413(live_server) -> None:
+    def post(size):
+        body = json.dumps({"model": "demo/other", "messages": [{"role": "user", "content": "x" * size}]})
+        return httpx.post(f"{live_server.url}/v1/chat/completions", content=body, timeout=30)
+
+    assert post(3 * 2**20).json()["error"]["code"] == "model_not_found"
+    answer = post(32 * 2**20)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert str(32 * 2**20) in answer.json()["error"]["message"]
+
+
 def test_a_body_that_is_no_json_and_a_wrong_route_have_their_status(live_server) -> None:
     bad = httpx.post(f"{live_server.url}/v1/chat/completions", content=b"{not json")
     assert (bad.status_code, bad.json()["error"]["type"]) == (400, "invalid_request_error")
