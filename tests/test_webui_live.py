@@ -284,7 +284,10 @@ def test_an_answer_is_shown_as_it_comes_and_can_be_stopped_and_asked_for_again(s
 
 
 def test_text_of_a_model_is_never_read_as_html(scripted):
+    scripted.choose(EVIL_MODEL)
+    scripted.page.get_by_role("heading", name=f"Ask {EVIL_MODEL}").wait_for()
     assert scripted.ask("evil").startswith(EVIL)
+    scripted.page.get_by_role("heading", name=f"{EVIL_MODEL} answered").wait_for()
     assert scripted.page.locator(".answer img, .answer script").count() == 0
     scripted.ask("call")
     assert scripted.answer.locator(".call-name").inner_text() == "Calls <i>look"
@@ -292,6 +295,7 @@ def test_text_of_a_model_is_never_read_as_html(scripted):
     scripted.page.get_by_role("link", name="Server").click()
     card = scripted.page.locator("#plugins .card")
     card.wait_for()
+    assert EVIL_MODEL in scripted.page.locator("#slots h3 span").all_inner_texts()
     assert card.locator("h3 span").first.inner_text() == EVIL
     assert card.locator(".fault").inner_text() == EVIL
 

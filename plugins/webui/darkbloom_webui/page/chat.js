@@ -10,6 +10,8 @@ import { TurnView } from './turns.js';
 const MODEL = 'darkbloom.model';
 const SUGGESTIONS = ['What is the capital of France?', 'What is 47 + 38?', 'List the days of the week.'];
 const NEAR_END_PIXELS = 120;
+const GROWS = CSS.supports('field-sizing', 'content'); // else the message box is given its rows
+const MOST_ROWS = 10;
 
 const message = byId('message');
 const conversation = byId('conversation');
@@ -209,6 +211,7 @@ function scrollToEnd(smoothly = false) {
 }
 
 function showState() {
+  if (!GROWS) message.rows = Math.min(MOST_ROWS, message.value.split('\n').length);
   const empty = turns.length === 0;
   byId('welcome').hidden = !empty;
   conversation.hidden = empty;
