@@ -43,6 +43,7 @@ _LARK_WORD = re.compile(
     r"""//[^\n]* | \#[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/ | %\s*(\w+) | (&) | (~)(?!\s*\d)""",
     re.VERBOSE,
 )
+_PLAIN_REFERENCE = re.compile(r"#(/[^%]*)?")
 _INLINE = ("json", "regex", "llguidance")
 
 
@@ -124,14 +125,24 @@ def _check_members(text: JsonText, work: _Work) -> None:
         if not isinstance(value, Mapping):
             continue
         waiting.extend(value.values())
+        _check_names_of_schemas(text, value)
         for key in ("properties", "required", "allOf", "anyOf", "oneOf"):
             members = value.get(key)
             count = len(members) if isinstance(members, Mapping | list) else 0
-            work.members -= count
+            work.members -= 0 if key == "required" else count
             if count > MEMBERS_LIMIT:
                 raise _refused(text, f"{key} has more than {MEMBERS_LIMIT} members")
     if work.members < 0:
         raise _refused(text, f"the schemas have more than {ALL_MEMBERS_LIMIT} members in all")
+
+
+def _check_names_of_schemas(text: JsonText, schema: Schema) -> None:
+    """What a reference stands for is looked up here as in the compiler only if it is a plain path from the root."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and not _PLAIN_REFERENCE.fullmatch(reference):
+        raise _refused(text, "only a $ref of the form #/$defs/name is supported")
+    if isinstance(schema.get("$id"), str) and schema is not text.schema:
+        raise _refused(text, "only the whole schema may have an $id")
 
 
 def places(root: Schema, work: _Work) -> Iterator[tuple[Schema, ...]]:
