@@ -29,6 +29,19 @@ Config: TypeAlias = Annotated[
     Path | None, typer.Option("--config", help="Settings file.", show_default=False, dir_okay=False)
 ]
 
+Against: TypeAlias = Annotated[str | None, typer.Option("--against", help="A peer: mlx-lm.")]
+JsonFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--json", help="Write what was found to this file, as a list.", dir_okay=False)
+]
+
+PEERS = ("mlx-lm",)
+
+
+def check_peer(against: str | None) -> None:
+    """Raises ``SettingsError`` for a peer that there is not."""
+    if against is not None and against not in PEERS:
+        raise SettingsError(f"no peer {against!r}: there is {', '.join(PEERS)}")
+
 
 def choose_subject(
     command: CommandContext, config: Path | None, model: str | None, shape: str | None, random: Path | None

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from darkbloom_bench._choices import Config, ModelName, RandomShape, Shape, choose_subject, say, settle
+from darkbloom_bench._choices import (
+    Against,
+    Config,
+    JsonFile,
+    ModelName,
+    RandomShape,
+    Shape,
+    check_peer,
+    choose_subject,
+    say,
+    settle,
+)
 from darkbloom_bench._prefix_command import add_to as add_prefix_commands
-from darkbloom_core.errors import SettingsError
 
 if TYPE_CHECKING:
     from darkbloom_bench._measure import Cell
 
-PEERS = ("mlx-lm",)
 DEFAULT_WORKLOADS = "rows-1,rows-4,rows-8"
 FEWEST_ENGINE_ROWS = 8
 
@@ -37,7 +45,7 @@ def _engine(
     model: ModelName = None,
     shape: Shape = None,
     random: RandomShape = None,
-    against: Annotated[str | None, typer.Option("--against", help="A peer: mlx-lm.")] = None,
+    against: Against = None,
     workloads: Annotated[
         str,
         typer.Option(
@@ -65,14 +73,11 @@ def _engine(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="One fixed batch shape for every decode step.")
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write a list of cells to this file.", dir_okay=False)
-    ] = None,
+    json_file: JsonFile = None,
     config: Config = None,
 ) -> None:
     """Measure the engine in this process: rates, latencies, and their ratios to a peer's."""
-    if against is not None and against not in PEERS:
-        raise SettingsError(f"no peer {against!r}: there is {', '.join(PEERS)}")
+    check_peer(against)
     from rich.console import Console
 
     from darkbloom_bench._machine import this_machine

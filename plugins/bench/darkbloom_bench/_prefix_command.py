@@ -8,12 +8,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from darkbloom_bench._choices import Config, ModelName, RandomShape, Shape, choose_subject, say, settle
+from darkbloom_bench._choices import (
+    Against,
+    Config,
+    JsonFile,
+    ModelName,
+    RandomShape,
+    Shape,
+    check_peer,
+    choose_subject,
+    say,
+    settle,
+)
 from darkbloom_core.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -21,7 +31,9 @@ if TYPE_CHECKING:
     from darkbloom_core.contracts import LoadedModel
     from darkbloom_core.engine import Engine, EngineOptions, PrefixOptions
 
-PEERS = ("mlx-lm",)
+PromptTokens: TypeAlias = Annotated[
+    str, typer.Option("--prompt-tokens", help="Lengths of prompts, with commas between.")
+]
 
 
 def add_to(group: typer.Typer) -> None:
@@ -35,11 +47,9 @@ def _prefix(
     model: ModelName = None,
     shape: Shape = None,
     random: RandomShape = None,
-    prompt_tokens: Annotated[
-        str, typer.Option("--prompt-tokens", help="Lengths of prompts, with commas between.")
-    ] = "512,2048,8192",
+    prompt_tokens: PromptTokens = "512,2048,8192",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Counted rounds of each length.")] = 3,
-    against: Annotated[str | None, typer.Option("--against", help="A peer: mlx-lm.")] = None,
+    against: Against = None,
     overhead: Annotated[
         bool,
         typer.Option("--overhead/--no-overhead", help="Run cold prompts on an engine without reuse, too."),
@@ -47,14 +57,11 @@ def _prefix(
     chunk_tokens: Annotated[
         int | None, typer.Option("--chunk-tokens", min=256, help="Instead of the settings' own.")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write a list of cells to this file.", dir_okay=False)
-    ] = None,
+    json_file: JsonFile = None,
     config: Config = None,
 ) -> None:
     """Time to the first token of prompts that are new, known, and longer than what is known."""
-    if against is not None and against not in PEERS:
-        raise SettingsError(f"no peer {against!r}: there is {', '.join(PEERS)}")
+    check_peer(against)
     lengths = _numbers("--prompt-tokens", prompt_tokens)
     from rich.console import Console
 
@@ -114,12 +121,8 @@ def _bits(
     model: ModelName = None,
     shape: Shape = None,
     random: RandomShape = None,
-    prompt_tokens: Annotated[
-        str, typer.Option("--prompt-tokens", help="Lengths of prompts, with commas between.")
-    ] = "700,1300,2900",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write what was compared to this file.", dir_okay=False)
-    ] = None,
+    prompt_tokens: PromptTokens = "700,1300,2900",
+    json_file: JsonFile = None,
     config: Config = None,
 ) -> None:
     """Compare every logit of warm requests with those of cold ones; leaves with 1 if a bit differs."""
