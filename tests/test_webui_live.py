@@ -348,6 +348,7 @@ def test_a_server_with_keys_is_used_once_the_key_is_entered(open_chat, locked_se
     chat = open_chat(locked_server)
     dialog = chat.page.get_by_role("dialog", name="API key")
     for key in ("wrong-0123456789abcdef", KEY):
+        assert focused(chat.page) == "Key"
         dialog.get_by_label("Key", exact=True).fill(key)
         dialog.get_by_role("button", name="Use this key").click()
         if key != KEY:
