@@ -118,6 +118,8 @@ def test_a_slot_that_recovers_is_not_ready_and_neither_idle_nor_evictable(toy, m
     assert slot.activity == "reloading"
     with pytest.raises(ModelNotReady, match="reloading"):
         toy.slots.acquire("hangs")
+    toy.family.freed.set()  # the hung step returns, and nothing runs or waits any more
+    wait_for(lambda: slot.engine.status().running + slot.engine.status().waiting == 0)
     assert not toy.slots._evict(lambda each: each is slot)
     go_on.set()
     recovery.join(20)
