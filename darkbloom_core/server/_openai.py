@@ -74,6 +74,7 @@ class _Completions:
                 request = self._read(data)
             else:
                 request = await asyncio.to_thread(self._read, data)
+            del data  # pictures make it large, and an answer takes long
             async with self._service.generate(request, request_context(scope), client) as generation:
                 writer = self._writer(request, generation.slot)
                 if request.streamed:

@@ -105,6 +105,7 @@ class AnswerEndpoint(ABC, Generic[AskedT]):
         data = await Request(scope, receive).body()
         async with ClientWatch(receive) as client:
             asked = await read_in_time(partial(self.read, owner=context.key_name), data)
+            del data  # pictures make it large, and an answer takes long
             service = generation_service(scope["app"])
             async with service.generate(asked.request, context, client) as generation:
                 answer = self.answer(asked, generation)
