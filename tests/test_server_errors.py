@@ -11,6 +11,7 @@ TABLE = {
     "ContextLengthExceeded": (400, "invalid_request_error", "context_length_exceeded"),
     "NeverFits": (400, "invalid_request_error", "request_too_large"),
     "Unauthorized": (401, "authentication_error", "invalid_api_key"),
+    "OriginNotAllowed": (403, "permission_error", "origin_not_allowed"),
     "ModelNotFound": (404, "invalid_request_error", "model_not_found"),
     "RouteNotFound": (404, "invalid_request_error", "route_not_found"),
     "MethodNotAllowed": (405, "invalid_request_error", "method_not_allowed"),

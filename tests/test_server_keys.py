@@ -287,17 +287,23 @@ def test_without_settings_no_page_of_another_origin_may_read_anything(toy_server
 
 
 def test_prompts_are_reused_only_within_a_key_whatever_scope_is_named(server) -> None:
-    body = {**CHAT, "messages": [{"role": "user", "content": "SHARED BEGINNING " * 20}]}
+    body = {**CHAT, "messages": [{"role": "user", "content": "SHARED BEGINNING " * 35}]}
 
     def cached(name, **headers):
         with client(server, name, **headers) as asking:
             usage = asking.post("/v1/chat/completions", json=body).json()["usage"]
         return usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
 
-    assert [cached("alice"), cached("alice")] == [0, 256]
-    assert [cached("bob"), cached("bob", **{"X-Darkbloom-Scope": "alice"})] == [0, 0]
+    def is_reused(name, **headers):
+        """At once, or later: whether a hit pays is measured, and here all is small."""
+        return any(cached(name, **headers) for _ in range(5))
+
+    assert cached("alice") == 0
+    assert is_reused("alice")
+    assert cached("bob") == cached("bob", **{"X-Darkbloom-Scope": "alice"}) == 0
     scope = {"X-Darkbloom-Scope": "bob"}
-    assert [cached("alice", **scope), cached("alice", **scope)] == [0, 256]
+    assert cached("alice", **scope) == 0
+    assert is_reused("alice", **scope)
 
 
 def test_responses_are_kept_for_their_own_key_alone(server) -> None:

@@ -13,6 +13,7 @@ from darkbloom_core.server import RequestContext
 from darkbloom_core.server._gate import Gate
 from darkbloom_core.server._keys import KeyRing
 from darkbloom_core.server._limits import KeyLimits, TokenBucket
+from darkbloom_core.server._pages import Pages
 from darkbloom_core.settings import ApiKey, ServerSettings
 
 pauses = st.lists(st.floats(0, 5) | st.just(0.0), min_size=1, max_size=30)
@@ -125,7 +126,7 @@ def test_a_request_counts_until_its_answer_is_complete_and_no_longer(ends):
         running.append(limited.running("alice"))
 
     key = "alice-0123456789abcdef"
-    gate = Gate(app, routes=[], keys=KeyRing([ApiKey("alice", key)]), limits=limited)
+    gate = Gate(app, routes=[], keys=KeyRing([ApiKey("alice", key)]), limits=limited, pages=Pages(()))
     headers = [(b"x-api-key", key.encode()), (b"content-length", b"2")]
     scope = {"type": "http", "headers": headers}
     RequestContext(Headers(raw=headers)).store(scope)

@@ -8,6 +8,7 @@
     │   ├── ContextLengthExceeded       400 context_length_exceeded
     │   ├── NeverFits                   400 request_too_large
     │   ├── Unauthorized                401 invalid_api_key
+    │   ├── OriginNotAllowed            403 origin_not_allowed
     │   ├── ModelNotFound               404 model_not_found
     │   ├── RouteNotFound               404 route_not_found
     │   ├── MethodNotAllowed            405 method_not_allowed
@@ -55,6 +56,7 @@ from darkbloom_core.errors._tree import (
     NeverFits,
     NoSlotFree,
     NotOffered,
+    OriginNotAllowed,
     PluginError,
     QueueFull,
     RateLimitExceeded,
@@ -87,6 +89,7 @@ __all__ = [
     "NeverFits",
     "NoSlotFree",
     "NotOffered",
+    "OriginNotAllowed",
     "PluginError",
     "QueueFull",
     "RateLimitExceeded",

@@ -49,6 +49,13 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class OriginNotAllowed(RequestError):
+    """A page in a browser asks, and nobody has said that it may."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
 class ModelNotFound(RequestError):
     """No slot serves a model of this name."""
 

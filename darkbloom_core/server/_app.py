@@ -22,6 +22,7 @@ from darkbloom_core.server._health import PluginReports, health_routes
 from darkbloom_core.server._keys import KeyRing
 from darkbloom_core.server._limits import KeyLimits
 from darkbloom_core.server._openai import openai_routes
+from darkbloom_core.server._pages import Pages
 from darkbloom_core.settings import Settings, read_keys
 from darkbloom_core.telemetry import SinkEmitter
 
@@ -58,7 +59,13 @@ def create_app(
             Middleware(RequestIds),
             *_cors(settings.server.cors_origins),
             Middleware(Edge, emitter=emitter, body_bytes_limit=settings.server.body_bytes_limit),
-            Middleware(Gate, routes=routes, keys=keys, limits=KeyLimits(settings.server)),
+            Middleware(
+                Gate,
+                routes=routes,
+                keys=keys,
+                limits=KeyLimits(settings.server),
+                pages=Pages(settings.server.cors_origins),
+            ),
         ],
         exception_handlers={HTTPException: _leave_to_the_edge},
     )

@@ -22,6 +22,7 @@ from darkbloom_core.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotOffered,
+    OriginNotAllowed,
     QueueFull,
     RateLimitExceeded,
     RequestCancelled,
@@ -36,6 +37,7 @@ MESSAGE_CHARACTERS = 2000
 
 _TYPES: tuple[tuple[type[DarkbloomError], str], ...] = (
     (Unauthorized, "authentication_error"),
+    (OriginNotAllowed, "permission_error"),
     (QueueFull, "rate_limit_error"),
     (RateLimitExceeded, "rate_limit_error"),
     (ConcurrencyLimitExceeded, "rate_limit_error"),

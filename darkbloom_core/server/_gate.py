@@ -1,7 +1,8 @@
 """Lets through who shows a key and asks no more than that key may.
 
 Always true: without a known key only an ``OpenRoute`` answers, and nothing of a body is
-read before the key was looked at. A server without keys lets everybody through.
+read before the key was looked at. A server without keys lets everybody through but pages
+that may not ask.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from darkbloom_core.server._context import request_context
 from darkbloom_core.server._errors import ErrorAnswer
 from darkbloom_core.server._keys import KeyRing
 from darkbloom_core.server._limits import KeyLimits
+from darkbloom_core.server._pages import Pages
 
 
 class OpenRoute(Route):
@@ -35,15 +37,22 @@ class Gate:
     """ASGI middleware around ``routes``."""
 
     def __init__(
-        self, app: ASGIApp, *, routes: Sequence[BaseRoute], keys: KeyRing, limits: KeyLimits
+        self,
+        app: ASGIApp,
+        *,
+        routes: Sequence[BaseRoute],
+        keys: KeyRing,
+        limits: KeyLimits,
+        pages: Pages,
     ) -> None:
         self._app = app
         self._routes = routes
         self._keys = keys
         self._limits = limits
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
@@ -79,6 +88,9 @@ class Gate:
     def _let_in(self, scope: Scope) -> str | None:
         """The name of the key that the request counts for, if it does. Raises the refusal."""
         headers, context = Headers(scope=scope), request_context(scope)
+        if not self._keys:
+            self._pages.check(scope["method"], headers)
+            return None
         try:
             context.key_name = self._keys.holder(headers)
         except Unauthorized:

@@ -34,6 +34,7 @@ _ERROR_TYPES: Mapping[str, str] = {
     "body_too_large": "request_too_large",
     "deadline_exceeded": "timeout_error",
     "authentication_error": "authentication_error",
+    "permission_error": "permission_error",
     "rate_limit_error": "rate_limit_error",
     "service_unavailable_error": "overloaded_error",
     "server_error": "api_error",

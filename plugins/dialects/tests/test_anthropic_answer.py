@@ -21,6 +21,7 @@ from darkbloom_core.errors import (
     InvalidRequest,
     ModelNotFound,
     NeverFits,
+    OriginNotAllowed,
     QueueFull,
     Unauthorized,
 )
@@ -160,6 +161,7 @@ def test_there_is_a_sign_of_life_while_nothing_is_told(delta) -> None:
         (InvalidRequest("x"), "invalid_request_error"),
         (NeverFits("x"), "invalid_request_error"),
         (Unauthorized("x"), "authentication_error"),
+        (OriginNotAllowed("x"), "permission_error"),
         (ModelNotFound("x"), "not_found_error"),
         (BodyTooLarge("x"), "request_too_large"),
         (QueueFull("x"), "rate_limit_error"),
