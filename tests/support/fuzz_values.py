@@ -28,6 +28,22 @@ PICTURES = (
     "",
 )
 
+
+def nested(depth: int, outer: str) -> dict[str, Any]:
+    """A schema of that depth: ``object``, ``array`` or ``anyOf``."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        if outer == "object":
+            schema = {"type": "object", "properties": {"a": schema}}
+        else:
+            schema = (
+                {"anyOf": [schema, {"type": "null"}]}
+                if outer == "anyOf"
+                else {"type": "array", "items": schema}
+            )
+    return schema
+
+
 SCHEMAS: tuple[dict[str, Any], ...] = (
     {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False},
     {"type": "object"},
@@ -47,6 +63,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
     {"not": {}},
     {"type": "object", "properties": "x"},
     {"properties": {"a" * 200: {"type": "string"}}},
+    *(nested(depth, outer) for depth in (4, 60, 90) for outer in ("object", "array", "anyOf")),
 )  # fmt: skip
 
 GRAMMARS = (
@@ -54,7 +71,9 @@ GRAMMARS = (
     "(a|aa)+$", "(?=x)y", "[", "\\d+", "start: /(/", "%llguidance {}\nstart: /[A-Z]+/", "\x00",
 )  # fmt: skip
 
-ARGUMENTS = ("{}", '{"a": 1}', "", " ", "[1]", "{", '{"a": NaN}', '{"a": ' * 50 + "1" + "}" * 50, "null")
+ARGUMENTS = ("{}", '{"a": 1}', "", " ", "[1]", "{", '{"a": NaN}', '{"a": ' * 50 + "1" + "}" * 50, "null",
+    '{"a": ' * 150 + "1" + "}" * 150,
+)  # fmt: skip
 
 TYPES = (
     "text", "text", "text", "input_text", "output_text", "image_url", "video_url", "input_image", "image",
