@@ -70,6 +70,7 @@ def locked_server(tmp_path_factory):
         plugin_routes=server_routes(),
         family=ScriptedFamily,
         keys={"ann": KEY},
+        server={"key_requests_per_minute": 1, "key_burst": 1},
     )
     with server.running():
         yield server
@@ -327,6 +328,16 @@ def test_an_answer_that_breaks_off_keeps_what_there_was_and_can_be_tried_again(s
     scripted.page.get_by_role("status").filter(has_text="Something went wrong").wait_for()
 
 
+def test_an_answer_whose_connection_ends_early_is_no_whole_answer(scripted):
+    chunk = 'data: {"choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": null}]}\n\n'
+    scripted.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=chunk),
+    )
+    assert scripted.ask("found") == "half"
+    assert "The answer broke off" in scripted.answer.locator(".fault").inner_text()
+
+
 def test_a_refusal_says_why_and_a_turn_without_an_answer_is_not_told_again(demo):
     demo.choose("demo/gpt-oss")
     demo.ask("word " * 140_000)
@@ -356,6 +367,10 @@ def test_a_server_with_keys_is_used_once_the_key_is_entered(open_chat, locked_se
     dialog.wait_for(state="hidden")
     chat.page.locator("#model:enabled").wait_for()
     assert chat.ask("found") == "It was found."
+    chat.ask("found")
+    fault = chat.answer.locator(".fault").inner_text()
+    assert "The server is busy" in fault
+    assert re.search(r"It asks to wait \d+ seconds\.", fault)
     chat.open("#server")
     assert "room for" in chat.page.locator("#slots .card").inner_text()
     assert KEY not in chat.page.evaluate("JSON.stringify(localStorage)")

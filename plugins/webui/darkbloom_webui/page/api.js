@@ -3,8 +3,9 @@
 import { store, stored } from './dom.js';
 
 const KEY = 'darkbloom.key';
+const BROKEN_OFF = 'The connection ended before the answer did.';
 
-/** A request that failed. `status` is 0 where there was no answer at all. */
+/** A request that failed. `status` is 0 where there was no answer at all, null where it broke off. */
 export class Fault extends Error {
   constructor(status, message, waitSeconds = null) {
     super(message);
@@ -14,6 +15,7 @@ export class Fault extends Error {
 
   /** A few words that stand above the message. */
   get title() {
+    if (this.status === null) return 'The answer broke off';
     if (this.status === 0) return 'The server cannot be reached';
     if (this.status === 401) return 'The server asks for an API key';
     if (this.status === 413) return 'This is too large for the server';
@@ -57,7 +59,7 @@ export async function* streamChat(body, signal) {
     if (chunk.error) throw new Fault(500, messageOf(chunk));
     yield { chunk, readAt };
   }
-  throw new Fault(0, 'The connection ended before the answer did.');
+  throw new Fault(null, BROKEN_OFF);
 }
 
 async function ask(path, options) {
@@ -66,13 +68,9 @@ async function ask(path, options) {
   try {
     return await fetch(path, { ...options, headers, credentials: 'same-origin' });
   } catch (error) {
-    throw asFault(error, options.signal);
+    if (options.signal?.aborted) throw error;
+    throw new Fault(0, 'Check that the server runs and that you are connected to it, then try again.');
   }
-}
-
-function asFault(error, signal) {
-  if (signal?.aborted || error instanceof Fault) return error;
-  return new Fault(0, 'Check that the server runs and that you are connected to it, then try again.');
 }
 
 async function faultOf(response) {
@@ -110,7 +108,7 @@ async function* serverSentEvents(stream, signal) {
       }
     }
   } catch (error) {
-    throw asFault(error, signal);
+    throw signal?.aborted ? error : new Fault(null, BROKEN_OFF);
   } finally {
     reader.cancel().catch(() => {});
   }
