@@ -193,6 +193,15 @@ def test_a_stop_string_ends_the_output_and_frees_the_row(build):
     wait_for(lambda: is_empty(engine))
 
 
+def test_text_that_was_held_back_comes_before_the_end(build):
+    model = ToyModel(LAYERS)
+    text = "".join(chr(32 + token) for token in model.greedy([1, 2, 3], 10))
+    events = list(build(model).submit(request("a", [1, 2, 3], 10, stop=(text[-1] + "never",))))
+    assert text_of(events) == text
+    assert [event for event in events if isinstance(event, OutputEnd)] == events[-1:]
+    assert events[-1].reason == "length"
+
+
 @pytest.mark.parametrize("moment", ["queued", "prefill", "decode", "paused"])
 def test_cancelling_ends_the_stream_once_and_gives_everything_back(build, moment):
     engine = build(max_rows=1, event_buffer=4)

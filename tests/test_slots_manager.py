@@ -458,16 +458,27 @@ def test_unloading_ends_requests_frees_the_weights_and_grows_the_others(build, r
     assert a.state == "serving"
 
 
-def test_unloading_twice_or_nothing_is_a_no_op(build):
+def test_unloading_twice_or_nothing_is_a_no_op(build, monkeypatch):
     toy = build()
     toy.load("a", 1)
-    threads = [threading.Thread(target=toy.slots.unload, args=("a",)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    real, closing, go_on = Engine.close, threading.Event(), threading.Event()
+
+    def close(engine, *seconds):
+        closing.set()
+        assert go_on.wait(20)
+        return real(engine, *seconds)
+
+    monkeypatch.setattr(Engine, "close", close)
+    first = threading.Thread(target=toy.slots.unload, args=("a",))
+    first.start()
+    assert closing.wait(20)
+    toy.slots.unload("a")  # in the middle of the first, and does not wait for it
+    assert first.is_alive()
+    go_on.set()
+    first.join(20)
     toy.slots.unload("a")
     toy.slots.unload("never there")
+    assert toy.states("a")[-2:] == ["unloading", "absent"]
     assert toy.states("a").count("absent") == 1
 
 
