@@ -339,11 +339,26 @@ def test_an_answer_whose_connection_ends_early_is_no_whole_answer(scripted):
 
 
 def test_a_refusal_says_why_and_a_turn_without_an_answer_is_not_told_again(demo):
+    def limit(tokens):
+        demo.page.get_by_role("button", name="Options").click()
+        demo.page.get_by_label("Longest answer, in tokens").fill(tokens)
+        demo.page.get_by_role("button", name="Done").click()
+
+    def prompt_tokens():
+        return re.search(r"prompt (\d+)", demo.answer.locator(".figures").inner_text())[1]
+
     demo.choose("demo/gpt-oss")
-    demo.ask("word " * 140_000)
-    assert "The server did not accept this" in demo.answer.locator(".fault").inner_text()
-    assert "131072" in demo.answer.locator(".fault").inner_text().replace(",", "")
     assert demo.ask("What is 12 + 30?") == "12 + 30 = 42"
+    alone = prompt_tokens()
+    demo.page.get_by_role("button", name="New chat").click()
+    limit("10000000")
+    demo.ask("My name is Ann.")
+    fault = demo.answer.locator(".fault").inner_text()
+    assert "The server did not accept this" in fault
+    assert "131072" in fault
+    limit("")
+    assert demo.ask("What is 12 + 30?") == "12 + 30 = 42"
+    assert prompt_tokens() == alone
 
 
 def test_a_server_that_cannot_be_reached_is_said_and_tried_again(scripted):
