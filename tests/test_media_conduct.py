@@ -217,19 +217,22 @@ def test_work_that_takes_too_long_is_the_requests_fault_and_its_memory_stays_hel
         assert said(post(server, grey(1)))
 
 
-def test_a_server_that_stops_tells_those_whose_pictures_it_still_reads(tmp_path):
-    with start(tmp_path) as server:
-        held_seam = seam(server)
+def test_a_server_that_stops_tells_those_whose_pictures_it_still_reads_while_others_end(tmp_path):
+    with start(tmp_path, model={"seconds": 0.02}) as server:
+        engine, held_seam, answers = server.engine("toy"), seam(server), []
+        running = open_request(server, body(model="toy", stream=True, max_tokens=3000))
+        wait_for(lambda: engine.status().running == 1)
         held_seam.shut()
-        answers = []
         asking = threading.Thread(target=lambda: answers.append(post(server, grey(1))))
         asking.start()
         assert held_seam.entered.wait(10)
         stopping = stop_in_background(server, 30)
-        asking.join(5)
+        asking.join(10)
         assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "draining")
+        assert engine.status().running == 1
         held_seam.gate.set()
-        stopping.join(5)
+        running.close()
+        stopping.join(10)
         assert not stopping.is_alive()
 
 
