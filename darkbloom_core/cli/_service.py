@@ -53,7 +53,7 @@ def service_problem(path: Path) -> str | None:
 
 
 def _systemd(path: Path) -> tuple[Sequence[str], bool]:
-    unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters="=", comment_prefixes="#;")
+    unit = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes="#;")
     unit.read_string(path.read_text(encoding="utf-8"))
     service = unit["Service"] if unit.has_section("Service") else {}
     command = shlex.split(service.get("ExecStart", "").lstrip(PREFIXES))
