@@ -1,4 +1,13 @@
-"""How the server behaves while it works: clients that leave, full queues, telemetry, health, stopping."""
+"""How the server behaves while it works: clients that leave, full queues, telemetry, health, stopping.
+
+Beside it: a client that leaves while its prompt is written, and in how few steps its row is
+free, in test_server_generation; while pictures are read, in test_media_conduct; hundreds that
+are killed, in test_soak_clients; signals to a process, in test_server_run; the status of each
+error, in test_server_errors; bodies, ids and their bounds, in test_server_edge and
+test_server_live; what no error repeats, in the dialects' test_dialects_conduct; the shape of
+streams, in test_server_answer; keys, their limits and pages of browsers, in test_server_keys,
+test_server_limits and test_server_pages.
+"""
 
 import asyncio
 import contextlib
