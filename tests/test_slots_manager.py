@@ -115,10 +115,13 @@ def test_when_a_load_fails_all_who_waited_get_the_same_error_and_the_next_tries_
 
 def test_two_cold_models_never_load_at_the_same_time(build):
     toy = build()
-    names = [toy.add("one", 1), toy.add("two", 1), toy.add("three", 1)]
-    with ThreadPoolExecutor(3) as pool:
-        assert {slot.name for slot in pool.map(toy.slots.acquire, names)} == set(names)
-    assert sorted(toy.family.loads) == sorted(names)
+    asked = [toy.add("one", 1), toy.add("two", 1)]
+    toy.family.before_return = lambda path: time.sleep(0.05)
+    with ThreadPoolExecutor(4) as pool:
+        loads = [pool.submit(toy.slots.acquire, name) for name in asked]
+        loads += [pool.submit(toy.load, name, 1) for name in ("three", "four")]  # as at the start
+        assert [load.result(30).name for load in loads] == ["one", "two", "three", "four"]
+    assert sorted(toy.family.loads) == ["four", "one", "three", "two"]
     assert not toy.family.overlapped
 
 
