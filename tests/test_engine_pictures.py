@@ -253,7 +253,7 @@ def test_the_tower_runs_in_slices_right_before_the_chunk_that_needs_it():
     ]
     assert found == [
         (0, 0, 3), ("chunk", 0, 50),
-        (1, 0, 2), (1, 2, 3), ("chunk", 50, 80),
+        (1, 0, 1), (1, 1, 3), ("chunk", 50, 80),
         (2, 0, 3), ("chunk", 80, 120),
     ]  # fmt: skip
     assert not sequence.unseen
@@ -300,7 +300,9 @@ def test_of_longer_pictures_fewer_layers_run_at_a_time_and_never_less_than_one()
             chunks.setdefault(piece.end - piece.start, layers)
             if piece.last_layer == 8:
                 sequence.prefilled = piece.end
-    assert towers == {4 * GRID: 2, GRID: 8, 1: 8, 32 * GRID: 1}
+    assert towers == {4 * GRID: 1, GRID: 7, 1: 7, 32 * GRID: 0}, (
+        "what comes before the first layer counts as one"
+    )
     assert chunks[4 * GRID] == 1
     assert chunks[32 * GRID] == 1
     assert all(layers == 4 for length, layers in chunks.items() if length <= GRID)

@@ -385,11 +385,11 @@ class Runner:
     def _build_look(self, live: Live, piece: TowerSlice) -> Launched:
         vision, picture = self._model.vision, live.request.pictures[piece.picture]
         assert vision is not None
-        if piece.first_layer == 0:
+        if piece.starts:
             self._looking = (live, vision.start(picture))
         assert self._looking is not None
         inputs = vision.run_layers(self._looking[1], piece.first_layer, piece.last_layer)
-        layers = piece.last_layer - piece.first_layer
+        layers = piece.last_layer - piece.first_layer + piece.starts
         if piece.last_layer < vision.tower_layers:
             self._looking = (live, inputs)
             return Launched(

@@ -62,12 +62,16 @@ class ChunkSlice:
 
 @dataclass(frozen=True, slots=True)
 class TowerSlice:
-    """Layers ``first_layer`` to ``last_layer - 1`` of the tower, for one picture of a prompt."""
+    """Layers ``first_layer`` to ``last_layer - 1`` of the tower, for one picture of a prompt.
+
+    ``starts``: what comes before the first layer runs, too, and counts as one.
+    """
 
     sequence: Sequence
     picture: int
     first_layer: int
     last_layer: int
+    starts: bool = False
 
     @property
     def tokens(self) -> int:
@@ -184,7 +188,7 @@ class Scheduler:
         if self._tower is not None:
             size = max(self._tower.tokens, self._picture_tokens // SMALL_PICTURE)
             fitting = tower_layers * self._picture_tokens // max(1, size)
-            return self._next_of_tower(self._tower, self._tower_layers if is_alone else fitting)
+            return self._next_of_tower(self._tower, self._tower_layers + 1 if is_alone else fitting)
         chunk = self._chunk
         assert chunk is not None
         fitting = self._layers if is_alone else layers * self._grid // max(self._grid, chunk.tokens)
@@ -199,15 +203,15 @@ class Scheduler:
         for sequence in chunk.sequences:
             for span in sequence.spans:
                 if chunk.start <= span.start < chunk.end and span.picture in sequence.unseen:
-                    self._tower = TowerSlice(sequence, span.picture, 0, 0)
+                    self._tower = TowerSlice(sequence, span.picture, 0, 0, starts=True)
                     return
         self._chunk = chunk
 
     def _next_of_tower(self, tower: TowerSlice, layers: int) -> TowerSlice:
         first = tower.last_layer
-        last = min(self._tower_layers, first + max(1, layers))
+        last = min(self._tower_layers, first + max(1, layers) - tower.starts)
         piece = replace(tower, first_layer=first, last_layer=last)
-        self._tower = None if last == self._tower_layers else piece
+        self._tower = None if last == self._tower_layers else replace(piece, starts=False)
         if self._tower is None:
             tower.sequence.unseen.discard(tower.picture)
         return piece
