@@ -86,6 +86,21 @@ def test_a_slow_engine_is_not_a_hung_one(toy):
     list(stream)
 
 
+def test_a_suspected_hang_is_only_told(toy, monkeypatch):
+    monkeypatch.setattr("darkbloom_core.engine._liveness.CONFIRMED", WedgeRule(1, 1000.0))
+    monkeypatch.setattr("darkbloom_core.engine._liveness.SUSPECTED", WedgeRule(1, 0.05))
+    slot = toy.slots.get("hangs")
+    engine = slot.engine
+    toy.family.stuck.set()
+    stream = ask(slot)
+    wait_for(lambda: engine.status().wedge == "suspected")
+    assert slot.activity == "crashed"
+    toy.slots.recover_wedged()
+    assert (slot.engine, slot.state) == (engine, "serving")
+    toy.family.freed.set()
+    assert isinstance(end_of(stream).error, GenerationFailed)
+
+
 def test_what_hangs_again_within_the_cooldown_is_unloaded_and_after_it_recovered(toy):
     slot = toy.slots.get("hangs")
     hang(toy, "first")
