@@ -65,7 +65,7 @@ def layer_lists(draw):
     return layers
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=4)
 @given(
     layer_lists(),
     st.sampled_from((256, 512)),
@@ -121,7 +121,7 @@ def test_a_follow_up_question_about_thirty_pictures_computes_none_of_them_again(
 
 
 def test_another_picture_of_the_same_size_in_the_same_place_shares_nothing_from_its_chunk_on(warm):
-    ids, media = conversation([(50, 20), (300, 20), (300, 20), (60, 0)], seed=5)
+    ids, media = conversation([(50, 20), (230, 20), (230, 0)], seed=5)
     cuts = ends(ids, media)
     warm.run(ids, 1, **media)
     for number, span in enumerate(media["spans"]):
@@ -137,7 +137,7 @@ def test_another_picture_of_the_same_size_in_the_same_place_shares_nothing_from_
 def test_pictures_that_touch_are_known_by_what_they_see(warm):
     """The first is in a block of its own, and is computed out of the second one's tokens, too."""
     ids, media = conversation([(100, 256), (0, 60), (200, 0)], seed=6)
-    for number in range(3):
+    for number in range(2):
         pictures = (media["pictures"][0], toy_picture(np.full(60, (number + 1) / 7)))
         ran, cold = (
             run(ids, 2, spans=media["spans"], pictures=pictures) for run in (warm.run, warm.run_cold)

@@ -175,7 +175,7 @@ def test_reuse_never_ends_inside_a_picture():
     assert plan(2000, everything(5), spans=spans).tokens == 1100
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 700)), max_size=30),
     st.integers(1, 600),

@@ -98,9 +98,8 @@ def test_rows_of_text_images_and_videos_get_together_what_each_gets_alone(engine
     warm = engine("edge")
     kinds = {"text": [], "image": [(9, "image")] * 2, "video": [(4, "video")] * 3}
     requests = [
-        asked(f"{kind} {number}", *_with_most(conversation(checkpoints, number, parts, 40 + number), 12))
-        for number in range(2)
-        for kind, parts in kinds.items()
+        asked(kind, *_with_most(conversation(checkpoints, number, parts, 40 + number), 12))
+        for number, (kind, parts) in enumerate(kinds.items())
     ]
     alone = [text_of(warm.engine.submit(each)) for each in requests]
     streams = [warm.engine.submit(each) for each in requests]
