@@ -66,11 +66,12 @@ def test_memory_comes_back_after_every_cycle_of_two_models() -> None:
         slots.close()
     pair = len(models)  # each has its own size: like is compared with like
     settled, last = max(resident[SETTLED - 1 : SETTLED - 1 + pair]), max(resident[-pair:])
+    most = max(threads[: 2 * SETTLED]), max(threads[-2 * SETTLED :])  # one may just be ending
     keep(
         "slots-load-unload",
         f"{cycles} cycles; resident {settled / 2**20:.1f} MiB after {SETTLED}, {last / 2**20:.1f} at the end, "
-        f"{threads[SETTLED - 1]} threads and {threads[-1]} {curve(resident[:: max(pair, cycles // 40 // pair * pair)])}",
+        f"at most {most[0]} threads and {most[1]} {curve(resident[:: max(pair, cycles // 40 // pair * pair)])}",
         {"cycles": cycles, "resident_bytes": resident, "threads": threads},
     )
     assert last <= GROWTH * settled, (settled, last)
-    assert threads[-1] <= threads[SETTLED - 1], threads
+    assert most[1] <= most[0], threads
