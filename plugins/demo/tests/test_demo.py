@@ -12,7 +12,7 @@ import pytest
 from darkbloom_demo import checked_prompts
 from openai import AuthenticationError, OpenAI
 
-from darkbloom_core.cli import CommandContext, running_server
+from darkbloom_core.cli import CommandContext, main, running_server
 from darkbloom_core.plugins import load_plugins
 
 MODELS = ("demo/gpt-oss", "demo/gemma4")
@@ -106,18 +106,18 @@ def test_a_question_was_never_checked_twice() -> None:
     assert len({prompt.question for prompt in PROMPTS}) == len(PROMPTS)
 
 
-def run_demo(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run_demo() -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKBLOOM_")}
     quick = {"DARKBLOOM_ENGINE__CHAIN": "always", "DARKBLOOM_ENGINE__PACK": "never"}
     done = subprocess.run(
-        [sys.executable, "-c", "from darkbloom_core.cli import main; main()", "demo", *arguments],
+        [sys.executable, "-c", "from darkbloom_core.cli import main; main()", "demo"],
         env={**kept, **quick},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 0, done.stderr
     return done
 
 
@@ -131,11 +131,28 @@ def test_the_command_says_what_was_loaded_by_which_plugin_and_answers() -> None:
     assert answer == "The capital of France is Paris."
 
 
-def test_the_other_checkpoint_can_be_asked() -> None:
-    assert run_demo("What is 12 + 30?", "--model", "demo/gemma4").stdout.splitlines()[-1] == "12 + 30 = 42"
+@pytest.fixture
+def demo_here(monkeypatch, capsys):
+    """The same command in this process; gives its exit code and what it wrote."""
+    monkeypatch.setenv("DARKBLOOM_ENGINE__CHAIN", "always")
+    monkeypatch.setenv("DARKBLOOM_ENGINE__PACK", "never")
+
+    def run(*arguments: str):
+        with pytest.raises(SystemExit) as left:
+            main(["demo", *arguments])
+        return left.value.code, capsys.readouterr()
+
+    return run
 
 
-def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> None:
-    (line,) = run_demo("--model", "gpt-5", code=2).stderr.splitlines()
+def test_the_other_checkpoint_can_be_asked(demo_here) -> None:
+    code, said = demo_here("What is 12 + 30?", "--model", "demo/gemma4")
+    assert (code, said.out.splitlines()[-1]) == (0, "12 + 30 = 42")
+
+
+def test_a_model_that_is_not_there_is_refused_with_those_that_are(demo_here) -> None:
+    code, said = demo_here("--model", "gpt-5")
+    assert code == 2
+    (line,) = said.err.splitlines()
     assert line.startswith("darkbloom: no model 'gpt-5'")
     assert "offered: demo/gemma4, demo/gpt-oss" in line
