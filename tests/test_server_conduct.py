@@ -421,8 +421,8 @@ def test_when_the_time_is_over_streams_are_told_and_end(own_server, drain_second
         began = time.monotonic()
         stopping = stop_in_background(own_server, drain_seconds)
         last = [line for line in lines if line][-1]
-    stopping.join(5)
-    assert drain_seconds <= time.monotonic() - began < drain_seconds + 2
+    stopping.join(15)
+    assert drain_seconds <= time.monotonic() - began < drain_seconds + 10
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
     account = own_server.sink.take(RequestFinished)
     assert [(each.status, each.error_code) for each in account] == [(503, "draining")]
