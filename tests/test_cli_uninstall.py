@@ -53,6 +53,7 @@ def served(serving) -> list[str]:
     return sorted(model["id"] for model in serving.get("/v1/models").json()["data"])
 
 
+@pytest.mark.soak
 def test_uninstalling_a_family_removes_it_and_installing_it_brings_it_back(
     installation, serve, process_environment, tmp_path
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_row_beside_neighbours_gets_the_tokens_of_the_oracle(subject, neighbou
     assert row.tokens == ToyModel(TOYS["toy/windows"]).greedy(prompt, 64)
 
 
+@pytest.mark.soak
 def test_a_churn_of_50_events_leaves_every_row_as_it_is_alone(subject):
     playing = subject("toy/borrowing", "default")
     chance = np.random.default_rng(50)

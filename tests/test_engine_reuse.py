@@ -180,6 +180,7 @@ def test_what_was_computed_in_another_way_is_not_reused():
     assert cached() == 512
 
 
+@pytest.mark.soak
 def test_a_checkpoint_says_the_same_with_reuse_and_without():
     for name in load_plugins().checkpoints():
         for warm, (chat, longer) in checkpoint(name):

@@ -119,7 +119,7 @@ def unload_while_busy(warm: Warm, prompts: list[list[int]]) -> None:
 
 
 def test_chaos_leaves_no_wrong_text_and_nothing_behind():
-    least = {"length": 11, "cancelled": 3, "hit": 6}
+    least = {"length": 5, "cancelled": 2, "hit": 3}
     found = play(1.0, 1, least)
     assert {what: found[what] for what in least if found[what] < least[what]} == {}
 

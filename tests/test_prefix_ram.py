@@ -203,7 +203,7 @@ operations = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(operations)
 def test_whatever_is_done_what_is_always_true_stays_true(steps):
     tier, pins = Tier(100), []

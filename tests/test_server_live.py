@@ -102,7 +102,9 @@ def test_earlier_turns_are_remembered(client, model) -> None:
     assert answer.choices[0].message.content == "Your name is Nina."
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [MODELS[0], *(pytest.param(one, marks=pytest.mark.soak) for one in MODELS[1:])]
+)
 def test_eight_at_once_run_in_one_batch_and_each_equals_its_answer_alone(live_server, client, model) -> None:
     """The answers are long enough for the first to be still under way when the last begins."""
     requests = [asked(model, f"Count from {first} to {first + 30}.", max_tokens=70) for first in range(1, 9)]

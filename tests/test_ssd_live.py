@@ -75,7 +75,7 @@ def tiers(folder):
     return open_tiers
 
 
-@pytest.mark.parametrize("name", ["demo/gpt-oss", "demo/gemma4"])
+@pytest.mark.parametrize("name", ["demo/gpt-oss", pytest.param("demo/gemma4", marks=pytest.mark.soak)])
 def test_a_family_goes_on_from_disk_in_the_chunks_of_a_cold_prompt_and_with_its_bits(name, tmp_path):
     plugins, device = load_plugins(), Device("cpu")
     path = plugins.checkpoints()[name]

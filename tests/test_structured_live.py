@@ -127,7 +127,9 @@ def test_strict_tools_leave_the_model_free_not_to_call(client, model) -> None:
     assert found.message.content == "12 + 30 = 42"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [MODELS[0], *(pytest.param(one, marks=pytest.mark.soak) for one in MODELS[1:])]
+)
 def test_constrained_requests_join_and_leave_a_plain_one_and_each_gets_what_it_gets_alone(
     live_server, client, model
 ) -> None:

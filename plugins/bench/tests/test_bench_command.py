@@ -44,7 +44,7 @@ def bench(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("model", ["demo/gpt-oss", "demo/gemma4"])
+@pytest.mark.parametrize("model", ["demo/gpt-oss", pytest.param("demo/gemma4", marks=pytest.mark.soak)])
 def test_cells_of_a_demo_checkpoint_against_mlx_lm_and_the_same_tokens(bench, tmp_path, capsys, model):
     file = tmp_path / "cells.json"
     assert bench("--model", model, *TINY, "--json", str(file)) == 0
@@ -80,7 +80,7 @@ def shortened(model, quantization):
         ("demo/gpt-oss", {"quant_method": "mxfp4"}),
         ("demo/gpt-oss", {"bits": 4, "group_size": 32}),
         ("demo/gpt-oss", None),
-        ("demo/gemma4", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
+        pytest.param("demo/gemma4", {"bits": 4, "group_size": 32, "mode": "mxfp4"}, marks=pytest.mark.soak),
     ],
 )
 def test_random_weights_in_the_shape_of_a_config_run_on_both_sides(bench, tmp_path, model, quantization):

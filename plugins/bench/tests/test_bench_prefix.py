@@ -21,6 +21,7 @@ def bench(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.soak
 def test_warm_requests_are_timed_beside_cold_ones_and_the_peers(bench, tmp_path, capsys):
     file = tmp_path / "cells.json"
     asked = ("--model", "demo/gpt-oss", "--prompt-tokens", "257", "--repeats", "1", "--against", "mlx-lm")

@@ -213,7 +213,8 @@ def test_a_tokenizer_without_turns_is_refused(family, load, demo_folder, tmp_pat
         family.codec(tmp_path, load(demo_folder).description)
 
 
-@pytest.mark.parametrize("asked", ["one of each task", pytest.param("all", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("asked", ["one of each task", "all"])
 def test_the_demo_checkpoint_answers_its_prompts(asked, codec, demo_folder, load, demo_prompts, ask):
     assert len(demo_prompts) >= 25
     one_of_each = {request["task"]: (request, expected) for request, expected in demo_prompts}

@@ -131,6 +131,7 @@ def test_eight_bits_stay_near_the_reference(tmp_path, checkpoints, load_anew, ru
     assert np.abs(ours - reference).max() <= 0.05 * np.abs(reference).max()
 
 
+@pytest.mark.soak
 def test_the_demo_checkpoint_in_four_bits_and_bfloat16_still_answers(
     tmp_path, demo_folder, demo_prompts, family, load_anew, ask
 ):

@@ -111,7 +111,7 @@ def test_rows_of_a_batch_have_the_logits_that_they_have_alone(
         assert np.abs(together[index] - alone).max() <= TOLERANCE * np.abs(alone).max()
 
 
-@pytest.mark.parametrize("name", ["published", "community"])
+@pytest.mark.parametrize("name", ["published", pytest.param("community", marks=pytest.mark.soak)])
 def test_bfloat16_stays_near_float32(name, variant, family, load, golden, run_engine):
     """Quantised variants of the demo, bfloat16 against float32 arithmetic on the CPU backend.
 

@@ -194,7 +194,7 @@ words = st.sampled_from(
 streams = st.lists(st.one_of(st.sampled_from(sorted(NAMES)), words), max_size=14)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(stream=streams, tools=st.sampled_from([TOOLS, frozenset()]))
 def test_any_cut_gives_the_same_fold(stream, tools):
     characters = [each for piece in stream for each in ([piece] if isinstance(piece, int) else list(piece))]
@@ -207,7 +207,7 @@ def test_any_cut_gives_the_same_fold(stream, tools):
     assert parse(characters, tools) == parse(stream, tools) == parse(joined, tools)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(stream=st.lists(st.one_of(st.sampled_from(sorted(NAMES)), words, st.just(" W! ")), max_size=14))
 def test_no_text_is_lost(stream):
     folded = parse(stream)
