@@ -85,6 +85,7 @@ def test_every_row_of_generated_schedules_gets_the_tokens_it_gets_alone(subject,
     check(subject(name, mode, most_tokens=40).compare(1), 1)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", load_plugins().checkpoints())
 def test_every_row_of_a_generated_schedule_of_a_family_gets_the_tokens_it_gets_alone(subject, name):
     playing = subject(name, "default", most_tokens=10)
@@ -131,6 +132,7 @@ def test_a_churn_of_50_events_leaves_every_row_as_it_is_alone(subject):
     assert playing.is_at_rest()
 
 
+@pytest.mark.soak
 def test_60_requests_of_a_poisson_process_leave_nothing_behind(subject):
     playing = subject("toy/borrowing", "default", waiting_limit=60)
     chance = np.random.default_rng(60)
