@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from darkbloom_core.plugins import load_plugins
 
@@ -36,6 +37,7 @@ def test_the_demo_serves_every_checkpoint_of_plugins_and_ends_with_exit_code_0(s
     ]
 
 
+@pytest.mark.soak
 def test_a_folder_an_alias_and_a_name_of_ones_own_are_served_under_their_names(serve, tmp_path) -> None:
     folder = load_plugins().checkpoints()["demo/gpt-oss"]
     shutil.copytree(folder, tmp_path / "copied")

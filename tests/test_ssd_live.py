@@ -120,6 +120,7 @@ def ask(serving, model, messages, most=8):
     return answer["choices"][0]["message"], usage["prompt_tokens"], cached
 
 
+@pytest.mark.soak
 def test_a_server_that_starts_again_is_warm(serve_with_disk, run_darkbloom):
     serving = serve_with_disk("demo/gpt-oss")
     answer, length, cached = ask(serving, "demo/gpt-oss", turns(22))

@@ -45,6 +45,7 @@ def test_warm_requests_are_timed_beside_cold_ones_and_the_peers(bench, tmp_path,
     assert "257 tokens, peer, warm-up" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_bits_are_compared_and_a_control_is_run(bench, tmp_path, capsys):
     file = tmp_path / "bits.json"
     assert bench("prefix-bits", "--model", "demo/gpt-oss", "--prompt-tokens", "257", "--json", str(file)) == 0

@@ -145,6 +145,7 @@ def demo_here(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.soak
 def test_the_other_checkpoint_can_be_asked(demo_here) -> None:
     code, said = demo_here("What is 12 + 30?", "--model", "demo/gemma4")
     assert (code, said.out.splitlines()[-1]) == (0, "12 + 30 = 42")

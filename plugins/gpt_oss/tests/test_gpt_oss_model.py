@@ -133,7 +133,7 @@ def test_bfloat16_stays_near_float32(name, variant, family, load, golden, run_en
     assert np.quantile(differences, 0.9) < 0.1
 
 
-@pytest.mark.parametrize("name", ["published", "community"])
+@pytest.mark.parametrize("name", ["published", pytest.param("community", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("device", [CPU, METAL])
 def test_quantised_variants_of_the_demo_answer_as_it_does(
     name, device, variant, family, load, demo_folder, answer
