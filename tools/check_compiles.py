@@ -3,7 +3,7 @@
     python tools/check_compiles.py --shape gpt-oss-20b [--requests 200] [--rows 8]
 
 On CUDA, where MLX keeps each module that it compiled as files in ``MLX_PTX_CACHE_DIR``. The
-folder is a new one here, so that nothing is there before warm-up.
+folder must be empty, so that nothing is there before warm-up; a new one is made if none is named.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-FOLDER = Path(tempfile.mkdtemp(prefix="darkbloom-compiled-"))
+FOLDER = Path(os.environ.get("MLX_PTX_CACHE_DIR") or tempfile.mkdtemp(prefix="darkbloom-compiled-"))
+FOLDER.mkdir(parents=True, exist_ok=True)
+if any(FOLDER.iterdir()):
+    sys.exit(f"{FOLDER} holds compiled modules already")
 os.environ["MLX_PTX_CACHE_DIR"] = str(FOLDER)  # before MLX looks
 
 from darkbloom_bench._ours import NumberCodec  # noqa: E402

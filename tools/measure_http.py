@@ -84,10 +84,11 @@ async def _over_http(url: str, asked: argparse.Namespace, prompts: list[str]) ->
     """Tokens and seconds, from the first request to the last token."""
     limits = httpx.Limits(max_connections=len(prompts))
     async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+        served = (await client.get(f"{url}/v1/models")).json()["data"][0]["id"]
 
         async def one(prompt: str) -> int:
             body = {
-                "model": asked.model,
+                "model": served,
                 "prompt": prompt,
                 "max_tokens": asked.tokens,
                 "temperature": 0,

@@ -1,9 +1,10 @@
 """Time to the first token of prompts that only the disk knows, next to the same prompts computed cold.
 
-One engine computes random prompts, and the tier writes them; another one, over the same
-weights and the same folder, begins with nothing in memory and answers them again, page cache
-dropped before each. Both have answered another prompt of that length before, so that kernels
-are built and prefill's speed is known. Answers must be the same.
+One engine computes random prompts, and the tier writes them; then a process of its own, over
+the same weights and the same folder, begins with nothing in memory and answers them again,
+page cache dropped before each. Both have answered another prompt of that length before, so
+that kernels are built and prefill's speed is known. Exit 1 if an answer differs; with
+``--logits`` the bytes of every logit of the answers are compared too, and decoding is not compiled.
 
     uv run python tools/measure_ssd_first_token.py --model demo/gpt-oss --folder /on/the/disk
     uv run python tools/measure_ssd_first_token.py --shape gpt-oss-20b --prompt-tokens 8192
@@ -13,15 +14,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import random
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
+import mlx.core as mx
+from darkbloom_bench._bits import RecordingModel
 from darkbloom_bench._first_token import ANSWER_TOKENS, Asked, OurPrompts
 from darkbloom_bench._ours import NumberCodec
 from darkbloom_bench._subject import Subject, checkpoint_subject, longest, shape_subject
@@ -61,7 +69,7 @@ def open_tier(folder: Path) -> SsdTier:
 
 @contextmanager
 def engine_over(
-    subject: Subject, model: LoadedModel, folder: Path, options: EngineOptions, most_tokens: int
+    subject: Subject, model: Any, folder: Path, options: EngineOptions, most_tokens: int
 ) -> Iterator[tuple[OurPrompts, SsdTier]]:
     """An engine with nothing in memory, over what is in ``folder``."""
     layers = subject.description.layers
@@ -98,44 +106,82 @@ def drop_caches(folder: Path) -> None:
         os.close(handle)
 
 
-def measure(
-    subject: Subject, model: LoadedModel, folder: Path, tokens: int, rounds: int, chunk_tokens: int
-) -> list[tuple[Asked, Asked]]:
-    """Cold and from disk, for each of ``rounds`` prompts."""
-    chance = random.Random(tokens)
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One prompt: ``logits`` has the bytes of each step's ``[1, V]``, none if they were not kept."""
+
+    asked: Asked
+    logits: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Half:
+    """What one of the two processes does: ``first`` computes and writes, the other reads."""
+
+    tokens: int
+    rounds: int
+    chunk_tokens: int
+    logits: bool
+    first: bool
+
+
+def run_half(subject: Subject, model: LoadedModel, folder: Path, half: Half) -> list[Answered]:
+    """The answers to ``half.rounds`` prompts, which are the same in both halves."""
+    chance = random.Random(half.tokens)
     vocabulary = subject.description.vocab_size
-    prompts = [[chance.randrange(vocabulary) for _ in range(tokens)] for _ in range(rounds + 2)]
-    options = EngineOptions(chunk_tokens=chunk_tokens, max_rows=2, packed=False)
-    most = longest([tokens + ANSWER_TOKENS], subject.description)
-    with engine_over(subject, model, folder, options, most) as (asks, tier):
-        asks.ask(prompts[0])
-        cold = []
+    prompts = [[chance.randrange(vocabulary) for _ in range(half.tokens)] for _ in range(half.rounds + 2)]
+    options = EngineOptions(
+        chunk_tokens=half.chunk_tokens,
+        max_rows=2,
+        packed=False,
+        compiled=False if half.logits else None,
+    )
+    most = longest([half.tokens + ANSWER_TOKENS], subject.description)
+    recording = RecordingModel(model) if half.logits else None
+    answered = []
+    with engine_over(subject, recording or model, folder, options, most) as (asks, tier):
+        asks.ask(prompts[0 if half.first else 1])
         for prompt in prompts[2:]:
-            cold.append(asks.ask(prompt))
+            if not half.first:
+                drop_caches(folder)
+            if recording:
+                recording.kept.clear()
+            asked = asks.ask(prompt)
+            kept = recording.kept[:ANSWER_TOKENS] if recording else []
+            answered.append(Answered(asked, tuple(bytes(memoryview(cast(Any, each))) for each in kept)))
             time.sleep(0.1)
-            tier.settle(120)
-    with engine_over(subject, model, folder, options, most) as (asks, _):
-        asks.ask(prompts[1])
-        warm = []
-        for prompt in prompts[2:]:
-            drop_caches(folder)
-            warm.append(asks.ask(prompt))
-    return list(zip(cold, warm, strict=True))
+            if half.first:
+                tier.settle(120)
+    return answered
 
 
-def show(name: str, tokens: int, found: Sequence[tuple[Asked, Asked]]) -> None:
-    """One line for a length."""
-    cold = statistics.median(each.seconds for each, _ in found) * 1000
-    warm = statistics.median(each.seconds for _, each in found) * 1000
-    slowest = max(after.seconds / before.seconds for before, after in found)
-    cached = min(after.cached for _, after in found)
-    same = all(before.answer == after.answer for before, after in found)
+def run_second(command: list[str], folder: Path, half: Half) -> list[Answered]:
+    """The second half, in a process of its own."""
+    work = folder / "second.pickle"
+    work.write_bytes(pickle.dumps((folder, half)))
+    subprocess.run([sys.executable, *command, "--second", str(work)], check=True)
+    found: list[Answered] = pickle.loads(work.read_bytes())
+    return found
+
+
+def show(name: str, tokens: int, cold: Sequence[Answered], warm: Sequence[Answered]) -> bool:
+    """One line for a length; whether every answer, and every logit that was kept, is the same."""
+    pairs = list(zip(cold, warm, strict=True))
+    before = statistics.median(each.asked.seconds for each in cold) * 1000
+    after = statistics.median(each.asked.seconds for each in warm) * 1000
+    slowest = max(two.asked.seconds / one.asked.seconds for one, two in pairs)
+    cached = min(each.asked.cached for each in warm)
+    same = all(one.asked.answer == two.asked.answer for one, two in pairs)
+    steps = [step for one, two in pairs for step in zip(one.logits, two.logits, strict=True)]
+    differ = sum(one != two for one, two in steps)
     print(
-        f"{name}, {tokens} tokens: cold {cold:.0f} ms, from disk {warm:.0f} ms ({cached} tokens cached), "
-        f"{cold / warm:.1f} times as fast; the slowest hit took {slowest:.0%} of its cold time; "
-        f"answers {'the same' if same else 'DIFFER'}",
+        f"{name}, {tokens} tokens: cold {before:.0f} ms, from disk {after:.0f} ms ({cached} tokens cached), "
+        f"{before / after:.1f} times as fast; the slowest hit took {slowest:.0%} of its cold time; "
+        f"answers {'the same' if same else 'DIFFER'}"
+        + (f"; logits of {differ} of {len(steps)} steps differ" if steps else ""),
         flush=True,
     )
+    return same and not differ
 
 
 def main() -> None:
@@ -150,6 +196,8 @@ def main() -> None:
     arguments.add_argument("--prompt-tokens", default="512,2048,8192")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--chunk-tokens", type=int, default=256)
+    arguments.add_argument("--logits", action="store_true", help="compare the logits of every answer, too")
+    arguments.add_argument("--second", type=Path, default=None, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     plugins, device = load_plugins(), current_device()
     if given.shape:
@@ -157,14 +205,29 @@ def main() -> None:
     else:
         places = ModelPlaces(hub=hub_folder(os.environ), aliases={}, offered=plugins.checkpoints())
         subject = checkpoint_subject(given.model, places, plugins, device)
+    mx.random.seed(1)  # random weights are the same in both processes
     model = subject.load()
+    if given.second:
+        folder, half = pickle.loads(given.second.read_bytes())
+        given.second.write_bytes(pickle.dumps(run_half(subject, model, folder, half)))
+        return
+    same = True
     for tokens in map(int, given.prompt_tokens.split(",")):
         folder = Path(tempfile.mkdtemp(prefix="measure-ssd-", dir=given.folder))
+        half = Half(
+            tokens=tokens,
+            rounds=given.rounds,
+            chunk_tokens=given.chunk_tokens,
+            logits=given.logits,
+            first=True,
+        )
         try:
-            found = measure(subject, model, folder, tokens, given.rounds, given.chunk_tokens)
+            cold = run_half(subject, model, folder, half)
+            warm = run_second(sys.argv, folder, replace(half, first=False))
         finally:
             shutil.rmtree(folder)
-        show(subject.name, tokens, found)
+        same &= show(subject.name, tokens, cold, warm)
+    sys.exit(0 if same else 1)
 
 
 if __name__ == "__main__":
