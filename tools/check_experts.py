@@ -1,9 +1,9 @@
-"""Run experts in every way that this device has, beside float64 on the host; exit 1 where they differ.
+"""Run experts and packed matrices in every way that this device has, beside float64 on the host; exit 1 where they differ.
 
     python tools/check_experts.py [--time]
 
 What runs where no test suite can: on a GPU machine without a network. With ``--time`` it
-also times a decode step's worth of rows beside MLX's own gathered matmul.
+also times them beside MLX's own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ import time
 from collections.abc import Callable
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
 
-from darkbloom_core.experts import gated_experts
+from darkbloom_core.experts import choose_experts, gated_experts, mix, packed_linear
 
 MXFP4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
 SHAPES = {"gpt-oss": (32, 4, 2880, 2880), "gemma-4": (128, 8, 2816, 704), "small": (5, 2, 64, 96)}
 """Experts, how many a token chooses, hidden and inner size."""
+MATRICES = {
+    "small": (192, 80),
+    "query": (2816, 4096),
+    "mlp": (2816, 2112),
+    "mlp down": (2112, 2816),
+    "head": (2816, 262144),
+}
+"""Inputs and outputs."""
 
 
 class Product:
@@ -40,6 +49,9 @@ def main() -> None:
                 wrong += _differs(f"{name}{', mxfp4' if packed else ''}", block, count, each)
         if "--time" in sys.argv and name != "small":
             _time(name, block, each)
+    for name, (inputs, outputs) in MATRICES.items():
+        wrong += _matrix_differs(name, inputs, outputs)
+    wrong += _choice_differs(128, 8) + _choice_differs(32, 4)
     sys.exit(1 if wrong else 0)
 
 
@@ -91,8 +103,55 @@ def _linear(part: SwitchLinear, expert: int, x: np.ndarray) -> np.ndarray:
     return np.array(weight.astype(mx.float32), np.float64) @ x + bias
 
 
+def _matrix_differs(name: str, inputs: int, outputs: int) -> bool:
+    mx.random.seed(2)
+    linear = nn.Linear(inputs, outputs, bias=name == "small")
+    linear.set_dtype(mx.bfloat16)
+    linear = linear.to_quantized(**MXFP4)
+    mx.eval(linear.parameters())
+    plain = mx.dequantize(linear.weight, linear.scales, **MXFP4).astype(mx.float32)
+    some = np.array(plain[: min(outputs, 2000)], np.float64)
+    bias = np.array(linear.bias.astype(mx.float32), np.float64) if "bias" in linear else 0.0
+    is_wrong = False
+    for rows in (1, 2, 3, 8, 9, 17, 32, 40, 64, 100, 256, 512):
+        x = mx.random.normal((rows, inputs)).astype(mx.bfloat16)
+        found = packed_linear(linear, x)
+        again = all(bool(mx.array_equal(found, packed_linear(linear, x))) for _ in range(3))
+        wanted = np.array(x.astype(mx.float32), np.float64) @ some.T + bias
+        off = np.abs(np.array(found[:, : some.shape[0]].astype(mx.float32), np.float64) - wanted).max()
+        worst = off / np.abs(wanted).max()
+        is_wrong |= bool(worst > 0.02) or not again
+        said = f"{name}, {rows} rows: off by {worst:.2%}, repeats {again}"
+        if "--time" in sys.argv:
+            said += f"; {_microseconds(lambda x=x: packed_linear(linear, x)):.0f} us, MLX's {_microseconds(lambda x=x: linear(x)):.0f} us"
+        print(said, flush=True)
+    return is_wrong
+
+
+def _choice_differs(experts: int, count: int) -> bool:
+    mx.random.seed(3)
+    scores, scale = mx.random.normal((33, experts)).astype(mx.bfloat16), mx.random.uniform(shape=(experts,))
+    outputs = mx.random.normal((33, count, 96)).astype(mx.bfloat16)
+    chosen, shares = (np.array(each.astype(mx.float32)) for each in choose_experts(scores, count, scale))
+    mixed = np.array(mix(outputs, mx.array(shares).astype(mx.bfloat16)).astype(mx.float32))
+    wanted = np.array(scores.astype(mx.float32))
+    largest = np.sort(wanted, -1)[:, -count:]
+    taken = np.take_along_axis(wanted, chosen.astype(int), -1)
+    weights = np.exp(taken) / np.exp(taken).sum(-1, keepdims=True) * np.array(scale)[chosen.astype(int)]
+    sums = (np.array(outputs.astype(mx.float32)) * shares[..., None]).sum(1)
+    off = (
+        np.abs(np.sort(taken, -1) - largest).max(),
+        np.abs(weights - shares).max(),
+        np.abs(sums - mixed).max(),
+    )
+    print(
+        f"choosing {count} of {experts}: scores off by {off[0]:.2g}, shares by {off[1]:.2g}, the mixture by {off[2]:.2g}"
+    )
+    return bool(off[0] > 0 or off[1] > 0.01 or off[2] > 0.05)
+
+
 def _time(name: str, block: SwitchGLU, each: int) -> None:
-    for count in (1, 2, 4, 8, 16, 32, 64):
+    for count in (1, 4, 8, 32, 64, 256, 512, 2048):
         tokens, chosen = _asked(count, block, each)
         ours = _microseconds(lambda t=tokens, c=chosen: gated_experts(block, t, c))
         theirs = _microseconds(lambda t=tokens, c=chosen: block(t, c))

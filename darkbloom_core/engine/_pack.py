@@ -111,6 +111,11 @@ class PackCache(AttendingCache):
         return attention(q, *self._seen, scale=kind.scale, mask=mask, sinks=sinks)
 
 
+def last_positions(hidden: mx.array, rows: Sequence[int], lengths: Sequence[int]) -> mx.array:
+    """``[len(rows), 1, H]`` of ``hidden`` ``[B, L, H]``: the last of each row's ``lengths`` tokens."""
+    return hidden[mx.array(list(rows)), mx.array([length - 1 for length in lengths])][:, None]
+
+
 def can_pack(layers: Sequence[LayerKind]) -> bool:
     """Whether prompts of a model may be packed: a recurrent state would run on over the padding."""
     return not any(kind.state for kind in layers)

@@ -23,7 +23,7 @@ from darkbloom_core.engine._decode import decode_shape, layer_arrays
 from darkbloom_core.engine._fixed import run_fixed
 from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._live import Launched, Live
-from darkbloom_core.engine._pack import PackBatch
+from darkbloom_core.engine._pack import PackBatch, last_positions
 from darkbloom_core.engine._pictures import PictureCache
 from darkbloom_core.engine._rates import LayerSeconds
 from darkbloom_core.engine._reuse import Capture, Reuse
@@ -469,6 +469,5 @@ def _last_positions(hidden: mx.array, batch: ChunkBatch | PackBatch, lives: tupl
     """``[len(lives), 1, H]``: the hidden state of each prompt's last token."""
     if isinstance(batch, ChunkBatch):
         return hidden[:, -1:]
-    rows = mx.array([batch.rows.index(_row(live)) for live in lives])
-    last = mx.array([live.sequence.prompt_tokens - 1 for live in lives])
-    return hidden[rows, last][:, None]
+    rows = [batch.rows.index(_row(live)) for live in lives]
+    return last_positions(hidden, rows, [live.sequence.prompt_tokens for live in lives])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import mlx.core as mx
@@ -21,7 +21,9 @@ from darkbloom_core.engine._chunk import ChunkBatch
 from darkbloom_core.engine._compiled import CompiledDecode, run_decode
 from darkbloom_core.engine._decode import decode_shape, layer_arrays
 from darkbloom_core.engine._kv import KvStore, Row
-from darkbloom_core.engine._pack import PackBatch, can_pack
+from darkbloom_core.engine._pack import PackBatch, can_pack, last_positions
+from darkbloom_core.engine._request import SamplingParams
+from darkbloom_core.engine._sampling import SampledRow, Sampler, token_mask
 from darkbloom_core.errors import SetupError
 
 TIMED_STEPS = 5
@@ -81,6 +83,7 @@ def warm_up(
         _check_repeats(lambda: _prefill(model, store, grid, limit))
         for size in batch_sizes(rows):
             _steps(model, store, size, compiled=None, chained=False)
+        _rarer_kernels(model, store, rows)
     tower = None if model.vision is None else _look(model, model.vision, store, grid, first=not on_cpu)
     activations = max(0, mx.get_peak_memory() - resident)
     return Choices(
@@ -99,6 +102,29 @@ def batch_sizes(rows: int) -> tuple[int, ...]:
     while sizes[-1] * 2 < rows:
         sizes.append(sizes[-1] * 2)
     return (*sizes, rows) if rows > 1 else (1,)
+
+
+def _rarer_kernels(model: LoadedModel, store: KvStore, rows: int) -> None:
+    """What not every step runs: lanes with a hole between them, a pack of uneven prompts, every way to sample."""
+    if rows >= 3:
+        steps = _Steps(model, store, 3, None)
+        steps.leave(1)
+        steps.run(2, chained=False)
+        steps.close()
+    if rows >= 2 and can_pack(store.layers):
+        _pack(model, store, 2, shorter=1)
+    params = SamplingParams(
+        temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=1, logprobs=2, logit_bias={0: 1.0},
+        repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+    )  # fmt: skip
+    vocabulary = model.description.vocab_size
+    asked = (params, replace(params, top_k=0, top_p=1.0, min_p=0.0), SamplingParams(temperature=0.0))
+    for some in (asked, asked[1:]):
+        drawn = [SampledRow(one, 1, 0, (0,), [0]) for one in some]
+        sampler = Sampler(drawn, vocabulary, mx.zeros((len(some),), mx.int32))
+        logits, steps_done = mx.zeros((len(some), vocabulary)), [0] * len(some)
+        mask = token_mask([bytes([255]) * (vocabulary // 8 + 1), *[None] * (len(some) - 1)], vocabulary)
+        mx.eval(*(sampler.sample(logits, steps_done, allowed) for allowed in (mask, None)))
 
 
 def _check_repeats(prefill: Callable[[], mx.array]) -> None:
@@ -171,6 +197,11 @@ class _Steps:
         mx.eval(self._tokens)
         return statistics.median(times)
 
+    def leave(self, index: int) -> None:
+        """Row ``index`` ends; its lane stays empty. Before the first step."""
+        self._store.close_row(self._rows.pop(index))
+        self._tokens = self._tokens[: len(self._rows)]
+
     def close(self) -> None:
         for row in self._rows:
             self._store.close_row(row)
@@ -227,12 +258,15 @@ def _choose_packed(model: LoadedModel, store: KvStore, rows: int, allowed: bool 
     return allowed is True or together <= WORTH_CHANGING * count * alone
 
 
-def _pack(model: LoadedModel, store: KvStore, count: int) -> None:
-    rows = [store.open_row(PACKED_TOKENS, PACKED_TOKENS + 1) for _ in range(count)]
-    batch = PackBatch(store, rows, [PACKED_TOKENS] * count)
+def _pack(model: LoadedModel, store: KvStore, count: int, shorter: int = 0) -> None:
+    """``count`` prompts at once, the last of them ``shorter`` than the others."""
+    lengths = [*[PACKED_TOKENS] * (count - 1), PACKED_TOKENS - shorter]
+    rows = [store.open_row(length, PACKED_TOKENS + 1) for length in lengths]
+    batch = PackBatch(store, rows, lengths)
     ids = mx.zeros((count, PACKED_TOKENS), mx.int32)
-    inputs = model.run_layers(model.embed(ids), batch, 0, len(store.layers))
-    mx.eval(model.logits(inputs[0][:, -1:]), batch.written(0, len(store.layers)))
+    (hidden, *_) = model.run_layers(model.embed(ids), batch, 0, len(store.layers))
+    last = last_positions(hidden, range(count), lengths)
+    mx.eval(model.logits(last), batch.written(0, len(store.layers)))
     for row in rows:
         store.close_row(row)
 

@@ -8,18 +8,17 @@ its strides depends on which one MLX may overwrite, and so on timing.
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from darkbloom_core.experts._mxfp4_cuda import mxfp4_rows, serves
+from darkbloom_core.experts._linear import packing_of
+from darkbloom_core.experts._mxfp4_cuda import ExpertLists, mxfp4_product, serves
 
 SORTED_PAIRS = 64
 """From this many pairs of a token and an expert on, those of one expert are brought together."""
 
 UNPACKED_TOKENS = 20
-"""On CUDA packed experts are unpacked first from this many tokens an expert on: measured on an H200, docs/mlx.md."""
+"""On CUDA packed experts that no kernel of ours serves are unpacked first from this many tokens an expert on: measured on an H200."""
 
 
 def gated_experts(
@@ -36,6 +35,8 @@ def gated_experts(
     count, each = chosen.shape
     packed = "scales" in experts.gate_proj
     on_cuda = mx.cuda.is_available()
+    if on_cuda and packed and not unpack and _all_served(experts, tokens):
+        return _by_kernel(experts, tokens, chosen)
     if unpack is None:
         unpack = on_cuda and chosen.size >= UNPACKED_TOKENS * experts.gate_proj["weight"].shape[0]
     # MLX's CUDA kernel for packed experts does not look whether they are sorted.
@@ -45,6 +46,21 @@ def gated_experts(
     order = mx.argsort(pairs)
     found = _feed_forward(experts, tokens[order // each], pairs[order], is_sorted=True, unpack=unpack)
     return found[mx.argsort(order)].reshape(count, each, -1)
+
+
+def _all_served(experts: Module, tokens: mx.array) -> bool:
+    parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
+    return all(serves(tokens, part["weight"], packing_of(part)) for part in parts)
+
+
+def _by_kernel(experts: Module, tokens: mx.array, chosen: mx.array) -> mx.array:
+    lists = ExpertLists.of(chosen.flatten().astype(mx.uint32), experts.gate_proj["weight"].shape[0])
+
+    def product(part: Module, x: mx.array) -> mx.array:
+        return mxfp4_product(x, part["weight"], part["scales"], part.get("bias"), lists)
+
+    up, gate = product(experts.up_proj, tokens), product(experts.gate_proj, tokens)
+    return product(experts.down_proj, experts.activation(up, gate)).reshape(*chosen.shape, -1)
 
 
 def _feed_forward(
@@ -57,12 +73,7 @@ def _feed_forward(
 
 
 def _linear(linear: Module, x: mx.array, chosen: mx.array, is_sorted: bool, unpack: bool) -> mx.array:
-    weight, packing = linear["weight"], _packing(linear)
-    if packing and not unpack and mx.cuda.is_available() and serves(x, weight, packing, chosen.size):
-        rows = x.reshape(-1, x.shape[-1])
-        pairs = chosen.flatten().astype(mx.uint32)
-        product = mxfp4_rows(rows, weight, linear["scales"], linear.get("bias"), pairs)
-        return product.reshape(*chosen.shape, -1)
+    weight, packing = linear["weight"], packing_of(linear)
     rows = x.reshape(*x.shape[:-1], 1, x.shape[-1])
     if packing and not unpack:
         product = mx.gather_qmm(
@@ -81,10 +92,3 @@ def _linear(linear: Module, x: mx.array, chosen: mx.array, is_sorted: bool, unpa
         product = mx.gather_mm(rows, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=is_sorted)
     found: mx.array = product.squeeze(-2)
     return found + linear["bias"][chosen] if "bias" in linear else found
-
-
-def _packing(linear: Module) -> dict[str, Any]:
-    """How the weight is packed; empty if it is plain."""
-    if "scales" not in linear:
-        return {}
-    return {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}

@@ -148,7 +148,7 @@ def _bits(
     reuse = exact_reuse(subject, options)
     with _engine(subject, load, options, most, reuse) as engine:
         found = compare_exact(Bits(engine, loaded[0]), vocabulary, lengths, say)
-    coarse = replace(options, chunk_tokens=2 * grid)
+    coarse = replace(options, chunk_tokens=8 * grid)
     relaxed = replace(exact_reuse(subject, coarse), relaxed=True)
     with _engine(subject, lambda: loaded[0], coarse, most, relaxed) as engine:
         control = compare_off_grid(Bits(engine, loaded[0]), vocabulary, max(lengths), say)

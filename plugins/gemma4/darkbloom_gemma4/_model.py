@@ -10,6 +10,7 @@ evaluates an array. Imported only by ``load``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from darkbloom_core.contracts import Batch, Inputs, LayerCache, MediaEmbeddings, ModelDescription
-from darkbloom_core.experts import gated_experts
+from darkbloom_core.experts import choose_experts, gated_experts, mix, packed_linear
 from darkbloom_gemma4._config import ExpertsConfig, Gemma4Config, LayerConfig
 from darkbloom_gemma4._processor import Processor
 from darkbloom_gemma4._quantization import Scheme
@@ -36,6 +37,7 @@ def _linear(columns: int, rows: int) -> Linear:
     return Linear(columns, rows, bias=False)
 
 
+@partial(mx.compile, shapeless=True)
 def _gated(gate: mx.array, up: mx.array) -> mx.array:
     gated: mx.array = gelu_approx(gate) * up
     return gated
@@ -68,15 +70,17 @@ class Attention(Module):
 
     def __call__(self, x: mx.array, offsets: mx.array, cache: LayerCache) -> mx.array:
         batch, length, _ = x.shape
-        q = rotate(self._heads(self.q_norm(self._split(self.q_proj(x)))), offsets, self._periods)
+        q = rotate(
+            self._heads(self.q_norm(self._split(packed_linear(self.q_proj, x)))), offsets, self._periods
+        )
         k = v = None
         if self._layer.source is None:
-            k = self._split(self.k_proj(x))
-            v = k if self._layer.k_equals_v else self._split(self.v_proj(x))
+            k = self._split(packed_linear(self.k_proj, x))
+            v = k if self._layer.k_equals_v else self._split(packed_linear(self.v_proj, x))
             k = rotate(self._heads(self.k_norm(k)), offsets, self._periods)
             v = self._heads(mx.fast.rms_norm(v, None, self._norm_epsilon))
         out = cache.attend(q, k, v)
-        return self.o_proj(out.swapaxes(1, 2).reshape(batch, length, -1))
+        return packed_linear(self.o_proj, out.swapaxes(1, 2).reshape(batch, length, -1))
 
     def _split(self, x: mx.array) -> mx.array:
         """``[B, L, H * D]`` to ``[B, L, H, D]``."""
@@ -96,7 +100,9 @@ class DenseMlp(Module):
         self.down_proj = _linear(size, hidden)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(_gated(self.gate_proj(x), self.up_proj(x)))
+        return packed_linear(
+            self.down_proj, _gated(packed_linear(self.gate_proj, x), packed_linear(self.up_proj, x))
+        )
 
 
 class Router(Module):
@@ -107,17 +113,19 @@ class Router(Module):
         self._chosen = experts.chosen
         self._norm_epsilon = config.norm_epsilon
         self._scaling = config.hidden_size**-0.5
+        self._norm_weight: mx.array | None = None
         self.proj = _linear(config.hidden_size, experts.count)
         self.scale = mx.ones((config.hidden_size,))
         self.per_expert_scale = mx.ones((experts.count,))
 
+    def prepare(self) -> None:
+        """After its parameters are there."""
+        self._norm_weight = self.scale * self._scaling
+
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Indices and weights, each ``[B, L, chosen]``."""
-        scores = self.proj(mx.fast.rms_norm(x, None, self._norm_epsilon) * self.scale * self._scaling)
-        indices = mx.argpartition(scores, kth=-self._chosen, axis=-1)[..., -self._chosen :]
-        # A softmax over the chosen scores is one over all of them, divided by the chosen ones' sum.
-        shares = mx.softmax(mx.take_along_axis(scores, indices, axis=-1).astype(mx.float32), axis=-1)
-        return indices, (shares * self.per_expert_scale[indices]).astype(x.dtype)
+        """``x`` ``[T, H]``: indices and weights, each ``[T, chosen]``."""
+        normed = mx.fast.rms_norm(x, self._norm_weight, self._norm_epsilon)
+        return choose_experts(packed_linear(self.proj, normed), self._chosen, self.per_expert_scale)
 
 
 class Experts(Module):
@@ -128,11 +136,8 @@ class Experts(Module):
         )
 
     def __call__(self, x: mx.array, indices: mx.array, weights: mx.array) -> mx.array:
-        """``x`` ``[B, L, H]``; ``indices`` and ``weights`` ``[B, L, chosen]``: ``[B, L, H]``."""
-        tokens, chosen = x.reshape(-1, x.shape[-1]), indices.reshape(-1, indices.shape[-1])
-        outputs = gated_experts(self.switch_glu, tokens, chosen).reshape(*indices.shape, -1)
-        mixed: mx.array = (outputs * weights[..., None]).sum(-2)
-        return mixed
+        """``x`` ``[T, H]``; ``indices`` and ``weights`` ``[T, chosen]``: ``[T, H]``."""
+        return mix(gated_experts(self.switch_glu, x, indices), weights)
 
 
 class DecoderLayer(Module):
@@ -171,7 +176,10 @@ class DecoderLayer(Module):
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offsets, cache))
         out = self.mlp(self.pre_feedforward_layernorm(x))
         if self._has_experts:
-            chosen = self.experts(self.pre_feedforward_layernorm_2(x), *self.router(x))
+            tokens = x.reshape(-1, x.shape[-1])
+            chosen = self.experts(self.pre_feedforward_layernorm_2(tokens), *self.router(tokens)).reshape(
+                x.shape
+            )
             out = self.post_feedforward_layernorm_1(out) + self.post_feedforward_layernorm_2(chosen)
         x = x + self.post_feedforward_layernorm(out)
         if per_layer_input is not None:
@@ -219,7 +227,7 @@ class TextModel(Module):
 
     def head(self, x: mx.array) -> mx.array:
         """Normed hidden states to logits, soft cap included."""
-        logits = self.embed_tokens.as_linear(x) if self._config.tied else self.lm_head(x)
+        logits = packed_linear(self.embed_tokens if self._config.tied else self.lm_head, x)
         softcap = self._config.softcap
         return logits if softcap is None else mx.tanh(logits / softcap) * softcap
 
@@ -250,6 +258,9 @@ class LoadedGemma4:
             self.vision = Gemma4Vision(self.tower, processor or Processor.of(config.vision))
         self._model = TextModel(config)
         _fill(self._model, arrays, schemes)
+        for layer in self._model.layers:
+            if config.experts is not None:
+                layer.router.prepare()
 
     def embed(self, ids: mx.array, media: MediaEmbeddings | None = None) -> Inputs:
         model, config = self._model, self._config
