@@ -35,7 +35,7 @@ def main() -> None:
     settings = Settings(
         memory={
             "physical_bytes": int(asked.physical_gib * 2**30),
-            "activation_bytes": asked.activation_mib and asked.activation_mib * 2**20,
+            **({"activation_bytes": asked.activation_mib * 2**20} if asked.activation_mib else {}),
         },
         telemetry={"sample_seconds": 0},
         prefix={"reuse": "off"},
@@ -68,7 +68,7 @@ def _run(slots: SlotManager, url: str, first: str, second: str) -> None:
     alone = _grants(slots)
     longest = _longest(slot)
     print(f"alone, the first model takes a request of {longest} output tokens")
-    whole = _text(list(_stream(slot, STREAM_TOKENS)))
+    whole = _tokens(list(_stream(slot, STREAM_TOKENS)))
     stream = iter(_stream(slot, STREAM_TOKENS))
     events = [next(stream) for _ in range(4)]
     began = time.monotonic()
@@ -93,7 +93,7 @@ def _run(slots: SlotManager, url: str, first: str, second: str) -> None:
     _holds(
         f"what fitted before is refused with 503 and Retry-After: {refused.text[:200]}", said == (503, True)
     )
-    _holds("the stream's text is as undisturbed", _text([*events, *stream]) == whole)
+    _holds("the stream's tokens are as undisturbed", _tokens([*events, *stream]) == whole)
     answer = httpx.post(
         f"{url}/v1/completions", json={"model": second, "prompt": PROMPT, "max_tokens": 8}, timeout=300
     )
@@ -129,14 +129,16 @@ def _stream(slot: Slot, tokens: int) -> OutputStream:
             prompt=Prompt(slot.codec.encode_text(PROMPT)),
             parser=PlainParser(),
             max_tokens=tokens,
-            sampling=SamplingParams(temperature=0.0),
+            sampling=SamplingParams(
+                temperature=0.0, logprobs=0
+            ),  # an event for each token, though it has no text
             ignore_stop_ids=True,
         )
     )
 
 
-def _text(events: list) -> str:
-    return "".join(getattr(delta, "text", "") for event in events[:-1] for delta in event.deltas)
+def _tokens(events: list) -> list[int]:
+    return [one.token for event in events[:-1] for one in event.logprobs]
 
 
 def _grants(slots: SlotManager) -> dict[str, int]:

@@ -115,7 +115,9 @@ class DecodeStep:
         self.offsets = offsets
         self._masks: dict[int, mx.array] = {}
         self._slots: dict[int, mx.array] = {}
+        # From Python's numbers, since a compiled step would be compiled anew for each constant in its arithmetic.
         self.lanes = mx.array(list(shape.lanes))
+        self._places = mx.array([lane - shape.first_lane for lane in shape.lanes])
         self.order = _lane_order(shape) if shape.has_holes else None
 
     def slots(self, window: int) -> mx.array:
@@ -141,7 +143,7 @@ class DecodeStep:
 
     def gather(self, out: mx.array) -> mx.array:
         """The rows' entries of ``out`` ``[lanes, ...]``."""
-        return out if self.order is None else out[self.lanes - self.shape.first_lane]
+        return out if self.order is None else out[self._places]
 
 
 class DecodeBatch:

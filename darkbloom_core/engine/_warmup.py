@@ -80,6 +80,8 @@ def warm_up(
     resident = mx.get_active_memory()
     chunk = _time(lambda: _prefill(model, store, grid, limit), 1, first=not on_cpu)
     if not on_cpu:
+        for tokens in batch_sizes(grid):  # a prompt's last chunk is of any length
+            _prefill(model, store, tokens, limit)
         _check_repeats(lambda: _prefill(model, store, grid, limit))
         for size in batch_sizes(rows):
             _steps(model, store, size, compiled=None, chained=False)

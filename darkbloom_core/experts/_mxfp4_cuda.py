@@ -27,6 +27,8 @@ MOST_SHARED_OUTPUTS = 100_000
 """Up to so many outputs, of all matrices in use, the warps of a block share each."""
 
 _WARPS = 4
+_GROUPS = (128, 256, MOST_INPUTS // 32)  # of an output's scales, there is room for
+_STATIC_BYTES = 4 * (SCANNED_PAIRS + 1 + 64)
 
 _HEADER = """
 // Eight bfloat16 of one word of weights: pairs of the values (0, 4), (1, 5), (2, 6) and (3, 7), each times the scale.
@@ -307,8 +309,7 @@ def mxfp4_product(
     eights, over, stages = _shape(-(-pairs // matrices), outputs * min(pairs, matrices))
     leading = lists is not None and pairs < matrices
     deep = _WARPS // over
-    stage_bytes = 16 * (deep * eights * 128 + over * deep * 64)
-    (out,) = _product(stages * stage_bytes + 16 * over * (words // 4))(
+    (out,) = _product(_shared_bytes(eights, over, deep, stages, words // 4))(
         inputs=[x, weight, scales, scales if bias is None else bias, *order],
         template=[
             ("T", x.dtype),
@@ -321,6 +322,7 @@ def mxfp4_product(
             ("DEEP", deep),
             ("STAGES", stages),
             ("SCANNED_PAIRS", SCANNED_PAIRS),
+            ("MOST_GROUPS", next(each for each in _GROUPS if words // 4 <= each)),  # a kernel of its own
         ],
         grid=(
             32,
@@ -343,6 +345,17 @@ def _shape(rows: int, outputs: int) -> tuple[int, int, int]:
         return 4, 4, 3
     # Few blocks read memory faster if each output's inputs are shared among the warps.
     return 1, 1 if outputs < MOST_SHARED_OUTPUTS else 4, 3
+
+
+def _shared_bytes(eights: int, over: int, deep: int, stages: int, groups: int) -> int:
+    """Of shared memory that a block asks for.
+
+    MLX allows a kernel what it asks for when it is first used, and only if that is over
+    48,000 bytes; so one kernel always asks for the same, whatever the matrix.
+    """
+    room = 16 * over * next(each for each in _GROUPS if groups <= each)
+    needed = 16 * stages * (deep * eights * 128 + over * deep * 64) + room
+    return needed if needed + _STATIC_BYTES <= 48_000 else max(needed, 48_001)
 
 
 @cache
