@@ -49,10 +49,12 @@ def test_a_cached_prompt_says_nothing_about_prefill_but_its_answer_counts():
 # --- layers -----------------------------------------------------------------------------------
 
 
-def test_what_a_layer_takes_is_scaled_to_one_size_and_smoothed():
+def test_what_a_layer_takes_is_scaled_to_one_size_and_smoothed_and_slower_ones_weigh_more():
     found = LayerSeconds(256, 256, 0.010)
     found.took(256, 2, 0.040)
-    assert found.value == pytest.approx(0.010 + 0.3 * 0.010)
+    assert found.value == pytest.approx(0.010 + 0.7 * 0.010)
+    found.took(256, 1, 0.007)
+    assert found.value == pytest.approx(0.017 - 0.3 * 0.010)
     longer = LayerSeconds(256, 256, 0.010)
     longer.took(1024, 1, 0.040)
     assert longer.value == pytest.approx(0.010)
@@ -64,7 +66,7 @@ def test_small_work_never_makes_large_work_look_fast():
         found.took(tokens, 3, 1e-6)
     assert found.value == 0.010
     found.took(70, 1, 0.005)
-    assert found.value == pytest.approx(0.010 + 0.3 * 0.010)
+    assert found.value == pytest.approx(0.010 + 0.7 * 0.010)
 
 
 def test_without_a_measurement_the_first_one_stands_for_itself():

@@ -1,6 +1,7 @@
 """Reading data: URIs."""
 
 import base64
+import random
 import tracemalloc
 
 import pytest
@@ -24,6 +25,17 @@ def read(uri, limit=1000, kind="image"):
 )
 def test_every_base64_uri_gives_its_bytes(data, media_type):
     assert read(f"data:{media_type};base64,{base64.b64encode(data).decode()}") == data
+
+
+@pytest.mark.parametrize("size", [98_302, 98_303, 98_304, 98_305, 300_000])
+def test_base64_of_several_pieces_gives_its_bytes_and_is_padded_at_its_end_alone(size):
+    data = random.Random(size).randbytes(size)
+    text = base64.b64encode(data).decode()
+    assert read(f"data:;base64,{text}", size) == data
+    padded = base64.b64encode(data[:98_303]).decode()
+    for wrong in (padded + text, text[:-1], f"{text[:65_536]}={text[65_537:]}"):
+        with pytest.raises(InvalidRequest, match="not valid base64"):
+            read(f"data:;base64,{wrong}", 10**6)
 
 
 @given(st.binary(min_size=1, max_size=100))

@@ -1,5 +1,7 @@
 """Preparing a request's media: what is reserved and when it is given back, caps over a whole request, time."""
 
+import os
+import sys
 import threading
 
 import numpy as np
@@ -93,6 +95,30 @@ def test_the_model_is_shown_no_more_frames_than_it_is_made_for(workers):
     seam.most_frames = 3
     assert len(prepare(workers(), clip(), seam=seam).pictures) == 3
     assert len(prepare(workers(sampled_frames=2), clip(), seam=seam).pictures) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priorities of their own")
+def test_the_threads_that_decode_yield_to_the_model(workers):
+    seen = []
+
+    class Priority(CellSeam):
+        def prepare(self, pixels, *, video):
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return super().prepare(pixels, video=video)
+
+    prepare(workers(), image(), seam=Priority())
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert (own, seen) == (0, [10])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be kept off cores")
+def test_where_there_are_few_cores_one_request_at_a_time_is_read(workers):
+    all_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(all_cores)[:2]))  # of this thread alone
+    try:
+        assert (workers().count, workers(workers=5).count) == (1, 5)
+    finally:
+        os.sched_setaffinity(0, all_cores)
 
 
 def test_what_work_and_result_take_is_reserved_and_given_back_once(workers):

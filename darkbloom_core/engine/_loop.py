@@ -29,6 +29,9 @@ from darkbloom_core.memory import Share
 
 log = logging.getLogger(__name__)
 
+SLICE_SHARE = 0.7
+"""What a slice is made to take of the time that it may: layers do not always take what the last ones took."""
+
 LOOK_AGAIN_SECONDS = 1.0
 """How long a request that waits for memory sleeps before it is tried again."""
 
@@ -217,7 +220,7 @@ class Loop:
     def _layers_per_slice(self, layer_seconds: float | None) -> int:
         if layer_seconds is None:
             return 1
-        return max(1, int(self._options.slice_seconds / layer_seconds))
+        return max(1, int(SLICE_SHARE * self._options.slice_seconds / layer_seconds))
 
     def _in_order_of_lane(self, sequences: tuple[Sequence, ...]) -> tuple[Live, ...]:
         lives = [self._of(sequence) for sequence in sequences]

@@ -9,6 +9,9 @@ from __future__ import annotations
 SMOOTHING = 0.3
 """The weight of a new sample; the first one stands for itself."""
 
+SLOWER = 0.7
+"""The weight of a layer that took longer than the last ones: a slice must not, whatever else the machine does."""
+
 LEAST_SECONDS = 0.001
 MOST_PREFILL_RATE = 20_000.0
 """Tokens per second; a faster prefill did not compute its prompt."""
@@ -71,4 +74,5 @@ class LayerSeconds:
         if self.value is None:
             self.value = sample
         elif 2 * tokens >= self._tokens or sample > self.value:
-            self.value += SMOOTHING * (sample - self.value)
+            weight = SLOWER if sample > self.value else SMOOTHING
+            self.value += weight * (sample - self.value)

@@ -8,7 +8,10 @@ the result, or by the work if nobody wants it any more.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 2.0
 """How much longer than its time a piece of work is waited for: one call into a decoder cannot be interrupted."""
+
+NICENESS = 10
+"""Of the threads that decode, on Linux: beside the model's own, which has 0, they get a thirtieth of a core that both want."""
 
 _numbers = itertools.count()
 
@@ -75,7 +81,10 @@ class MediaWorkers:
     def __init__(self, limits: MediaSettings, ledger: Ledger) -> None:
         self._limits = limits
         self._ledger = ledger
-        self._pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="media")
+        self._workers = limits.workers or (2 if _cores() > 2 else 1)
+        self._pool = ThreadPoolExecutor(
+            self._workers, thread_name_prefix="media", initializer=_yield_to_the_model
+        )
         self._lock = threading.Lock()
         self._begun = 0
 
@@ -85,13 +94,18 @@ class MediaWorkers:
         More than ``context_tokens`` soft tokens are refused before anything is decoded.
         """
         with self._lock:
-            if self._begun >= self._limits.workers + self._limits.waiting_limit:
+            if self._begun >= self._workers + self._limits.waiting_limit:
                 raise QueueFull(f"{self._begun} requests with pictures are being read or wait for it")
             self._begun += 1
         job = MediaJob(sources, seam, context_tokens, self._limits, self._ledger)
         job.future = self._pool.submit(job.run)
         job.future.add_done_callback(self._ended)
         return job
+
+    @property
+    def count(self) -> int:
+        """How many requests' media are read at once."""
+        return self._workers
 
     def close(self) -> None:
         """Begin nothing more. What runs comes to its end."""
@@ -270,6 +284,20 @@ class MediaJob:
             return self._seam.soft_tokens(height, width, video=source.kind == "video")
         except InvalidRequest as refusal:
             raise source.fault(refusal.message) from None
+
+
+def _cores() -> int:
+    """Of the machine, as far as this process may use them."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _yield_to_the_model() -> None:
+    """Where threads have priorities of their own, as on Linux, this one's is low: who waits for a picture waits anyway."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _size(picture: PreparedPicture) -> int:

@@ -193,8 +193,8 @@ class MediaSettings(_Table):
     decode_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """How long reading all pictures and videos of one request may take, once it has begun."""
 
-    workers: int = Field(default=2, ge=1, le=64)
-    """How many requests' pictures and videos are read at once."""
+    workers: int | None = Field(default=None, ge=1, le=64)
+    """How many requests' pictures and videos are read at once. Unset: two, or one where there are not more than two cores."""
 
     waiting_limit: int = Field(default=64, ge=0)
     """How many more may wait for it; beyond that a request is refused with 429."""

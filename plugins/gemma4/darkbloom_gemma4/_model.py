@@ -28,7 +28,7 @@ from darkbloom_gemma4._config import ExpertsConfig, Gemma4Config, LayerConfig
 from darkbloom_gemma4._processor import Processor
 from darkbloom_gemma4._quantization import Scheme
 from darkbloom_gemma4._rope import periods, rotate
-from darkbloom_gemma4._seam import Gemma4Vision
+from darkbloom_gemma4._seam import PARTS_ON_CPU, Gemma4Vision
 from darkbloom_gemma4._vision import Vision
 from darkbloom_gemma4._vision_weights import PROJECTION, TOWER
 
@@ -255,7 +255,8 @@ class LoadedGemma4:
         if seen and config.vision is not None:
             self.tower = Vision(config.vision, config.hidden_size)
             _fill(self.tower, seen, schemes)
-            self.vision = Gemma4Vision(self.tower, processor or Processor.of(config.vision))
+            parts = 1 if mx.metal.is_available() or mx.cuda.is_available() else PARTS_ON_CPU
+            self.vision = Gemma4Vision(self.tower, processor or Processor.of(config.vision), parts)
         self._model = TextModel(config)
         _fill(self._model, arrays, schemes)
         for layer in self._model.layers:

@@ -69,11 +69,17 @@ class VisionAttention(Module):
         self.q_norm = RMSNorm(config.head_dim, eps=config.norm_epsilon)
         self.k_norm = RMSNorm(config.head_dim, eps=config.norm_epsilon)
 
-    def __call__(self, x: mx.array, turns: Turns, mask: mx.array | None) -> mx.array:
-        q = _turn(self.q_norm(self._split(self.q_proj(x))), turns)
+    def looked_at(self, x: mx.array, turns: Turns) -> tuple[mx.array, mx.array]:
+        """Keys and values ``[N, heads, P, head_dim]`` of all patches."""
         k = _turn(self.k_norm(self._split(self.k_proj(x))), turns)
         v = mx.fast.rms_norm(self._split(self.v_proj(x)), None, self._norm_epsilon)
-        q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
+        return k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+    def __call__(
+        self, x: mx.array, turns: Turns, k: mx.array, v: mx.array, mask: mx.array | None
+    ) -> mx.array:
+        """Some patches, ``x`` and their ``turns``, that look at all."""
+        q = _turn(self.q_norm(self._split(self.q_proj(x))), turns).swapaxes(1, 2)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
         return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
 
@@ -101,8 +107,15 @@ class VisionLayer(Module):
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             setattr(self, f"{name}_layernorm", RMSNorm(config.hidden_size, eps=config.norm_epsilon))
 
-    def __call__(self, x: mx.array, turns: Turns, mask: mx.array | None) -> mx.array:
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), turns, mask))
+    def looked_at(self, x: mx.array, turns: Turns) -> tuple[mx.array, mx.array]:
+        """What patches are looked at by: keys and values of all of ``x`` ``[N, P, hidden]``."""
+        return self.self_attn.looked_at(self.input_layernorm(x), turns)
+
+    def __call__(
+        self, x: mx.array, turns: Turns, k: mx.array, v: mx.array, mask: mx.array | None
+    ) -> mx.array:
+        """Some of the patches, through the layer."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), turns, k, v, mask))
         out: mx.array = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return out
 
@@ -150,7 +163,8 @@ class Vision(Module):
         """
         mask = _is_patch(positions)[:, None, None, :]
         x = self.embed(patches, positions)
-        return self.finish(self.run_layers(x, positions, mask, 0, self.layer_count), positions)
+        x, _ = self.run_parts((x, positions), mask, 0, self.layer_count, 1)
+        return self.finish(x, positions)
 
     @property
     def layer_count(self) -> int:
@@ -161,14 +175,37 @@ class Vision(Module):
         x: mx.array = self.vision_tower.patch_embedder(patches, positions)
         return x
 
-    def run_layers(
-        self, x: mx.array, positions: mx.array, mask: mx.array | None, first: int, last: int
-    ) -> mx.array:
-        """Layers ``first`` to ``last - 1``. ``mask`` None: every patch is one."""
-        turns = _turns(positions, self._config)
-        for layer in self.vision_tower.encoder.layers[first:last]:
-            x = layer(x, turns, mask)
-        return x
+    def run_parts(
+        self, state: tuple[mx.array, ...], mask: mx.array | None, first: int, last: int, parts: int
+    ) -> tuple[mx.array, ...]:
+        """Parts ``first`` to ``last - 1``, where each layer has ``parts``: equal shares of the patches.
+
+        ``state`` is hidden states ``[N, P, hidden]`` and positions; inside a layer also its keys,
+        its values, and the patches that are through. ``mask`` None: every patch is one.
+        """
+        turns = _turns(state[1], self._config)
+        for number in range(first, last):
+            state = self._run_part(state, turns, mask, *divmod(number, parts), parts)
+        return state
+
+    def _run_part(
+        self,
+        state: tuple[mx.array, ...],
+        turns: Turns,
+        mask: mx.array | None,
+        number: int,
+        part: int,
+        parts: int,
+    ) -> tuple[mx.array, ...]:
+        layer = self.vision_tower.encoder.layers[number]
+        x, positions, *rest = state
+        if part == 0:
+            rest = [*layer.looked_at(x, turns)]
+        begin, end = (x.shape[1] * at // parts for at in (part, part + 1))
+        rest.append(layer(x[:, begin:end], _of_patches(turns, begin, end), rest[0], rest[1], mask))
+        if part < parts - 1:
+            return (x, positions, *rest)
+        return (mx.concatenate(rest[2:], axis=1), positions)
 
     def finish(self, x: mx.array, positions: mx.array) -> mx.array:
         """``[N, P / pooling**2, H]`` after the last layer."""
@@ -207,6 +244,11 @@ def _turns(positions: mx.array, config: VisionConfig) -> Turns:
         return mx.cos(angles), mx.sin(angles)
 
     return turns(0), turns(1)
+
+
+def _of_patches(turns: Turns, begin: int, end: int) -> Turns:
+    columns, rows = (tuple(each[:, begin:end] for each in pair) for pair in turns)
+    return (columns[0], columns[1]), (rows[0], rows[1])
 
 
 def _turn(x: mx.array, turns: Turns) -> mx.array:

@@ -157,6 +157,18 @@ def test_logits_with_pictures_agree_with_the_reference_however_the_prompt_is_cut
         assert np.abs(found - golden("media")[name]).max() <= CLOSE, name
 
 
+def test_a_layer_of_the_tower_in_parts_is_the_whole_layer(checkpoints, random_checkpoint, load):
+    """Parts are of patches, which do not divide evenly; the numbers are the same up to rounding."""
+    tower = load(random_checkpoint(next(iter(checkpoints.MEDIA_PROMPTS.values()))[0], "publisher")).tower
+    patches, positions = (mx.array(each) for each in checkpoints.pictures(((5, 7),)))
+    whole = (tower.embed(patches, positions), positions)
+    (wanted, _), found = tower.run_parts(whole, None, 0, tower.layer_count, 1), whole
+    for part in range(8 * tower.layer_count):
+        found = tower.run_parts(found, None, part, part + 1, 8)
+        assert (len(found) == 2) is ((part + 1) % 8 == 0)
+    assert np.abs(np.array(found[0]) - np.array(wanted)).max() < CLOSE
+
+
 def as_parts(seam, checkpoints, media):
     """The parts and the prepared pictures of one of ``DEMO_MEDIA``."""
     parts, pictures = [], []
