@@ -5,12 +5,12 @@ import asyncio
 import anthropic
 import httpx
 import pytest
+from soak import one_at_first
 
 from darkbloom_core.contracts import RequestFinished, RequestRefused, RequestStarted
 
 MODELS = ["demo/gpt-oss", "demo/gemma4"]
-ONE_AT_FIRST = [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.soak)]
-"""The other one is asked the same in the long runs."""
+ONE_AT_FIRST = one_at_first(MODELS)
 CAPITAL = {"role": "user", "content": "What is the capital of France?"}
 
 WEATHER = {

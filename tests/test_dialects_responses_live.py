@@ -6,12 +6,12 @@ import json
 import httpx
 import openai
 import pytest
+from soak import one_at_first
 
 from darkbloom_core.contracts import RequestFinished, RequestRefused, RequestStarted
 
 MODELS = ["demo/gpt-oss", "demo/gemma4"]
-ONE_AT_FIRST = [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.soak)]
-"""The other one is asked the same in the long runs."""
+ONE_AT_FIRST = one_at_first(MODELS)
 
 WEATHER = {
     "type": "function",

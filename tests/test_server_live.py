@@ -6,6 +6,7 @@ import json
 import httpx
 import openai
 import pytest
+from soak import one_at_first
 
 from darkbloom_core.contracts import RequestFinished, RequestRefused, RequestStarted
 
@@ -102,9 +103,7 @@ def test_earlier_turns_are_remembered(client, model) -> None:
     assert answer.choices[0].message.content == "Your name is Nina."
 
 
-@pytest.mark.parametrize(
-    "model", [MODELS[0], *(pytest.param(one, marks=pytest.mark.soak) for one in MODELS[1:])]
-)
+@pytest.mark.parametrize("model", one_at_first(MODELS))
 def test_eight_at_once_run_in_one_batch_and_each_equals_its_answer_alone(live_server, client, model) -> None:
     """The answers are long enough for the first to be still under way when the last begins."""
     requests = [asked(model, f"Count from {first} to {first + 30}.", max_tokens=70) for first in range(1, 9)]

@@ -7,10 +7,10 @@ import httpx
 import openai
 import pydantic
 import pytest
+from soak import one_at_first
 
 MODELS = ["demo/gpt-oss", "demo/gemma4"]
-ONE_AT_FIRST = [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.soak)]
-"""The other one is asked the same in the long runs."""
+ONE_AT_FIRST = one_at_first(MODELS)
 ANN = "Give me JSON with the keys name and age: Ann is 31 years old."
 WEATHER = "What is the weather in Paris?"
 ROME = {

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "soak"
 BARS = "▁▂▃▄▅▆▇█"
@@ -66,3 +68,8 @@ def _machine() -> str:
     from darkbloom_core.slots import current_device
 
     return str(this_machine(current_device()))
+
+
+def one_at_first(models: Sequence[str]) -> list[Any]:
+    """Parameters for ``parametrize``: the others are asked the same in the long runs."""
+    return [models[0], *(pytest.param(model, marks=pytest.mark.soak) for model in models[1:])]
