@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 import mlx.core as mx
 import psutil
+import pytest
 
 from darkbloom_core.memory import ContainerMemory, MachineReadings, container_memory
 
@@ -116,3 +119,26 @@ def test_clearing_the_cache_gives_it_back(tmp_path):
     assert readings.read("device").cached_bytes > 0
     readings.clear_cache()
     assert readings.read("device").cached_bytes == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what other C libraries keep is theirs")
+def test_what_the_c_library_keeps_of_freed_memory_goes_back_to_the_system() -> None:
+    """Blocks that stay are between those that were freed, so that nothing lies free at the heap's end."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    blocks = []
+    for _ in range(2000):
+        blocks.append(libc.malloc(64 * 1024))
+        ctypes.memset(blocks[-1], 1, 64 * 1024)
+    for block in blocks[::2]:
+        libc.free(block)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    MachineReadings().clear_cache()
+    assert before - process.memory_info().rss > 40 * 2**20
+    for block in blocks[1::2]:
+        libc.free(block)

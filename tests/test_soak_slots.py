@@ -15,7 +15,7 @@ from soak import curve, keep, length
 
 from darkbloom_core.contracts import Chat, Message, TextPart
 from darkbloom_core.engine import GenerationRequest, SamplingParams
-from darkbloom_core.memory import FixedReadings
+from darkbloom_core.memory import FixedReadings, clear_caches
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.settings import Settings
 from darkbloom_core.slots import SlotManager
@@ -50,7 +50,7 @@ def run_cycles(cycles: int) -> dict[str, list[int]]:
     settings = Settings(
         telemetry={"sample_seconds": 0}, engine={"chain": "always", "pack": "never", "max_rows": 4}
     )
-    readings = FixedReadings(16 * 2**30, on_clear=mx.clear_cache)  # whatever else this machine does meanwhile
+    readings = FixedReadings(16 * 2**30, on_clear=clear_caches)  # whatever else this machine does meanwhile
     slots = SlotManager(settings, plugins.family_for, SinkEmitter([]), readings)
     models = sorted(plugins.checkpoints().items())
     mx.clear_cache()

@@ -30,6 +30,7 @@ from darkbloom_core.memory._readings import (
     Pool,
     Reading,
     Readings,
+    clear_caches,
     physical_memory_bytes,
 )
 from darkbloom_core.memory._reclaimer import FlushRule, Reclaimer
@@ -62,6 +63,7 @@ __all__ = [
     "activation_reserve",
     "advertised_grant",
     "cap_fraction",
+    "clear_caches",
     "container_memory",
     "effective_cap",
     "free_for_load",
