@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.models.switch_layers import SwitchGLU
 
-from darkbloom_core.experts import gated_experts
-from darkbloom_core.experts._mxfp4_cuda import serves
+from darkbloom_core.experts import choose_experts, gated_experts, mix, packed_linear
+from darkbloom_core.experts._mxfp4_cuda import mxfp4_product, serves
 
 EXPERTS, HIDDEN, INNER = 5, 64, 96
 PACKINGS = {
@@ -112,3 +113,40 @@ def test_the_kernel_for_packed_matrices_is_asked_only_for_what_it_can_do(change,
     weight = mx.zeros((2, 2880, case["inputs"] // 8), mx.uint32)
     x = mx.zeros((1, case["inputs"]), case["dtype"])
     assert serves(x, weight, packing) is served
+
+
+def test_rows_that_an_activation_left_in_another_dtype_are_refused() -> None:
+    """Their bits would be read as others."""
+    with pytest.raises(TypeError, match="float32"):
+        mxfp4_product(mx.zeros((2, 64)), mx.zeros((8, 8), mx.uint32), mx.zeros((8, 2), mx.uint8))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_largest_scores_are_chosen_and_shared_by_their_softmax(scaled) -> None:
+    scores, scale = mx.random.normal((7, EXPERTS)), mx.array([1.0, 2.0, 0.5, 3.0, 1.5])
+    chosen, shares = (np.array(each) for each in choose_experts(scores, 3, scale if scaled else None))
+    plain = np.array(scores)
+    taken = np.take_along_axis(plain, chosen.astype(int), -1)
+    np.testing.assert_array_equal(np.sort(taken), np.sort(plain)[:, -3:])
+    wanted = np.exp(taken) / np.exp(taken).sum(-1, keepdims=True)
+    np.testing.assert_allclose(shares, wanted * (np.array(scale)[chosen] if scaled else 1), rtol=1e-5)
+
+
+def test_outputs_are_mixed_by_their_shares() -> None:
+    outputs, shares = mx.random.normal((4, 3, 6)), mx.random.uniform(shape=(4, 3))
+    wanted = np.einsum("tkh,tk->th", np.array(outputs), np.array(shares))
+    np.testing.assert_allclose(np.array(mix(outputs, shares)), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_layer_gives_what_its_unpacked_weights_give(bias) -> None:
+    layer = nn.Linear(HIDDEN, INNER, bias=bias)
+    packed = layer.to_quantized(**PACKINGS["mxfp4"])
+    plain = mx.dequantize(packed.weight, packed.scales, **PACKINGS["mxfp4"]).astype(mx.float32)
+    x = mx.random.normal((2, 3, HIDDEN))
+    wanted = np.array(x) @ np.array(plain).T + (np.array(layer.bias) if bias else 0)
+    np.testing.assert_allclose(np.array(packed_linear(packed, x)), wanted, rtol=1e-4, atol=1e-4)
+    table = nn.Embedding(INNER, HIDDEN)
+    np.testing.assert_allclose(
+        np.array(packed_linear(table, x)), np.array(x) @ np.array(table.weight).T, rtol=1e-4, atol=1e-4
+    )

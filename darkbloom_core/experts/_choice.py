@@ -19,10 +19,12 @@ _CHOOSE = """
   const int lane = threadIdx.x, token = blockIdx.y * blockDim.y + threadIdx.y;
   if (token >= scores_shape[0]) return;
   float own[OWN];
+  bool is_sick = false;
   #pragma unroll
   for (int at = 0; at < OWN; at++) {
     const int expert = at * 32 + lane;
     own[at] = expert < EXPERTS ? static_cast<float>(scores[(long)token * EXPERTS + expert]) : -INFINITY;
+    is_sick |= own[at] != own[at];
   }
   float largest = 0.0f, sum = 0.0f, mine = 0.0f;
   int my_expert = 0;
@@ -48,8 +50,10 @@ _CHOOSE = """
     for (int at = 0; at < OWN; at++)
       if (at * 32 + lane == which) own[at] = -INFINITY;
   }
+  is_sick = __any_sync(0xffffffffu, is_sick);
   if (lane < COUNT) {
     float share = mine / sum;
+    if (is_sick) share = NAN;  // as a softmax over all would show it
     if (SCALED) share *= static_cast<float>(scale[my_expert]);
     chosen[token * COUNT + lane] = my_expert;
     shares[token * COUNT + lane] = static_cast<T>(share);
@@ -57,7 +61,7 @@ _CHOOSE = """
 """
 
 _MIX = """
-  const int at = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y, hidden = outputs_shape[2];
+  const int at = blockIdx.y * blockDim.x + threadIdx.x, token = blockIdx.x, hidden = outputs_shape[2];
   if (at >= hidden) return;
   float sum = 0.0f;
   for (int place = 0; place < COUNT; place++)
@@ -104,7 +108,7 @@ def mix(outputs: mx.array, shares: mx.array) -> mx.array:
         (mixed,) = _mix()(
             inputs=[outputs, shares],
             template=[("T", outputs.dtype), ("COUNT", count)],
-            grid=(-(-hidden // 256) * 256, tokens, 1),
+            grid=(tokens * 256, -(-hidden // 256), 1),  # only the first may be over 65,535 blocks
             threadgroup=(256, 1, 1),
             output_shapes=[(tokens, hidden)],
             output_dtypes=[outputs.dtype],

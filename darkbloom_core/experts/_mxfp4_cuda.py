@@ -297,8 +297,10 @@ def mxfp4_product(
     ``x`` is ``[R, in]`` bfloat16; ``weight`` ``[out, in / 8]`` uint32, ``scales`` ``[out, in / 32]``
     uint8 and ``bias`` ``[out]``. With ``lists`` of P pairs, a multiple of R, these have a
     dimension of experts in front, and row r has the pairs from ``r * P / R`` on.
-    On CUDA only; see ``serves``.
+    On CUDA only; see ``serves``. Raises ``TypeError`` for rows of another dtype.
     """
+    if x.dtype != mx.bfloat16:
+        raise TypeError(f"rows for an MXFP4 product are {x.dtype}, not bfloat16")
     rows, (outputs, words) = x.shape[0], weight.shape[-2:]
     if lists is None:
         pairs, matrices = rows, 1
