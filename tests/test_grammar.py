@@ -228,6 +228,50 @@ def test_a_fault_of_none_alone_belongs_to_the_field_that_all_are_in():
     assert find_fault(texts, "no", lambda text: "", lambda: True).param == "tools"
 
 
+def enum_of(length):
+    """A schema whose JSON is so many characters long."""
+    return {"enum": ["x" * (length - len('{"enum": [""]}'))]}
+
+
+AT_LIMITS = {
+    "a schema's characters": (
+        lambda over: [JsonText(enum_of(262_144 + over), "f")],
+        "more than 262144 characters",
+    ),
+    "all characters": (
+        lambda over: [JsonText(enum_of(length), "f") for length in (200_000, 200_000, 124_288 + over)],
+        "more than 524288 characters in all",
+    ),
+    "members of an object": (
+        lambda over: [JsonText({"properties": {f"k{n}": {} for n in range(1000 + over)}}, "f")],
+        "properties has more than 1000",
+    ),
+    "options of a choice": (
+        lambda over: [JsonText({"anyOf": [{}] * (1000 + over)}, "f")],
+        "anyOf has more than 1000",
+    ),
+    "members in all": (
+        lambda over: [JsonText({"anyOf": [{}] * size}, "f") for size in (*[1000] * 4, 999 + over, 1)],
+        "more than 5000 members in all",
+    ),
+    "multiples": (lambda over: [JsonText({"multipleOf": 20_000 + over}, "f")], "multipleOf is too large"),
+    "names": (
+        lambda over: [JsonText({"patternProperties": {"a" * (64 + over): {}, "b": {}}}, "f")],
+        "several patternProperties",
+    ),
+    "a grammar's characters": (lambda over: [LarkText("x" * (65_536 + over), "f")], "longer than 65536"),
+    "an expression's characters": (lambda over: [RegexText("x" * (65_536 + over), "f")], "longer than 65536"),
+}
+
+
+@pytest.mark.parametrize("bound", AT_LIMITS)
+def test_at_each_bound_a_request_passes_and_one_over_it_is_refused(bound):
+    texts, reason = AT_LIMITS[bound]
+    check_bounds(texts(0))
+    with pytest.raises(InvalidRequest, match=reason):
+        check_bounds(texts(1))
+
+
 def test_what_a_request_sends_is_bounded_in_all():
     several = [
         JsonText({"type": "object", "properties": {f"k{n}": {} for n in range(900)}}, f"t{n}")

@@ -1,6 +1,7 @@
 """Still pictures: formats, orientation, caps, damage."""
 
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.media import MediaSource
-from darkbloom_core.media._headers import gif_frames, sniff, webp_frames, webp_size
+from darkbloom_core.media._headers import gif_frames, parts_apart, sniff, webp_frames, webp_size
 from darkbloom_core.media._picture import _pillow, decode_picture, inspect_picture
 from darkbloom_core.settings import MediaSettings
 
@@ -66,6 +67,15 @@ def test_every_orientation_comes_the_right_way_up(kind):
         assert found.shape == (24, 40, 3), orientation
         for row, column in ((5, 9), (5, 30), (18, 9), (18, 30)):
             assert np.abs(found[row, column].astype(int) - corners()[row, column]).max() < 30, orientation
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0MM", b"Exif\0\0 no TIFF at all", b"Exif\0\0MM\0*\0\0\0\x08\0\x03\x01\x12"]
+)
+def test_a_picture_whose_exif_data_cannot_be_read_is_taken_as_it_is_stored(kind, exif):
+    assert decode(picture_file(Image.fromarray(corners()), kind, exif=exif)).shape == (24, 40, 3)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
@@ -133,6 +143,27 @@ def test_pixels_at_the_cap_pass_and_a_row_more_does_not():
     assert decode(flat_png(100, 50), image_pixels=5000).shape == (50, 100, 3)
     with pytest.raises(InvalidRequest, match="100 x 51 pixels, and at most 5000"):
         decode(flat_png(100, 51), image_pixels=5000)
+
+
+def with_parts(kind, count):
+    """A picture with so many empty segments or chunks more than it needs."""
+    data = picture_file(Image.fromarray(corners()), kind)
+    if kind == "JPEG":
+        return data[:2] + b"\xff\xe5\0\2" * count + data[2:]
+    return data[:33] + (bytes(4) + b"prVt" + zlib.crc32(b"prVt").to_bytes(4, "big")) * count + data[33:]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_so_many_parts_may_stand_beside_the_pixels_and_no_more(kind, monkeypatch):
+    """Each takes thirty times its place in the file where a library keeps it, so they are counted before."""
+    own = parts_apart(with_parts(kind, 0), 100)
+    assert own == {"JPEG": 8, "PNG": 2}[kind]
+    assert parts_apart(with_parts(kind, 50), 100) == own + 50
+    assert parts_apart(with_parts(kind, 500_000), 100) == 101
+    monkeypatch.setattr("darkbloom_core.media._picture.MOST_PARTS", own + 5)
+    assert decode(with_parts(kind, 5)).shape == (24, 40, 3)
+    with pytest.raises(InvalidRequest, match=f"more than {own + 5} segments or chunks"):
+        decode(with_parts(kind, 6))
 
 
 def test_a_truncated_file_of_any_format_is_refused():

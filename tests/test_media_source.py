@@ -96,3 +96,17 @@ def test_a_size_over_the_limit_is_seen_before_anything_is_decoded():
         assert tracemalloc.get_traced_memory()[1] < 41_000_000  # the text itself is cut once
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("before", ["", "x", "xx"])
+def test_percent_encoding_is_decoded_in_pieces_that_cut_no_escape_and_take_little_memory(before):
+    uri, count = f"data:,{before}" + "%41" * 300_000, 300_000 + len(before)
+    tracemalloc.start()
+    try:
+        assert read(uri, count) == before.encode() + b"A" * 300_000
+        assert tracemalloc.get_traced_memory()[1] < 16_000_000
+    finally:
+        tracemalloc.stop()
+    for wrong in (uri + "%", uri + "%4", uri + "%zz", uri + "é"):
+        with pytest.raises(InvalidRequest, match="not valid percent-encoding"):
+            read(wrong, count + 2)

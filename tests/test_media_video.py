@@ -12,6 +12,7 @@ from PIL import Image
 from darkbloom_core.errors import InvalidRequest, RequestCancelled
 from darkbloom_core.media import MediaSource
 from darkbloom_core.media import _video as video
+from darkbloom_core.media._headers import mp4_entries, webm_described_bytes
 from darkbloom_core.media._video import decode_frames, inspect_video
 from darkbloom_core.settings import MediaSettings
 
@@ -132,6 +133,58 @@ def test_a_lie_about_the_duration_is_found_in_either_direction():
     with pytest.raises(InvalidRequest, match=r"lasts|lies"):
         inspect(with_long_frames(data, 10_000))
     assert len(inspect(with_duration(data, b"mvhd", 2.5)).stamps) == 20
+
+
+def with_claims(data, samples):
+    """``data``, whose tables claim so many frames of one byte each, all in its one chunk, in no more room."""
+    out = bytearray(data)
+    for name, place, numbers in (
+        (b"stsz", 8, (1, samples)),
+        (b"stts", 12, (samples, 1)),
+        (b"stsc", 16, (samples,)),
+    ):
+        at = data.index(name) + place
+        out[at : at + 4 * len(numbers)] = struct.pack(f">{len(numbers)}I", *numbers)
+    return bytes(out).replace(b"edts", b"free")
+
+
+def test_tables_may_claim_so_many_entries_and_no_more(monkeypatch):
+    data = video_file(numbered_frames(20), options={"bf": "0"})
+    assert mp4_entries(data, 100) == 21  # the frames, and their one chunk
+    assert mp4_entries(with_claims(data, 1000), 100) == 1001
+    edits = data.index(b"elst") + 8
+    assert mp4_entries(data[:edits] + struct.pack(">I", 3) + data[edits + 4 :], 100) == 63
+    assert mp4_entries(data.replace(b"udta", b"cmov"), 100) is None
+    many = b"stsc" + b"\xff" * 8
+    assert mp4_entries(struct.pack(">I", 8 + 12 * 500_000) + b"moov" + many * 500_000, 100) == 101
+    monkeypatch.setattr(video, "MOST_ENTRIES", 21)
+    assert len(inspect(data).stamps) == 20
+    monkeypatch.setattr(video, "MOST_ENTRIES", 20)
+    for refused in (data, data.replace(b"udta", b"cmov")):
+        with pytest.raises(InvalidRequest, match="claim more than 20 entries"):
+            inspect(refused)
+
+
+def with_tags(data, count):
+    """``data``, a WebM, with so many empty tags at its beginning; its segment's size is open, as of a live one."""
+    at = data.index(b"\x18\x53\x80\x67") + 4
+    tags = b"\x73\x73\x80" * count
+    head = b"\x12\x54\xc3\x67" + struct.pack(">Q", len(tags) | 1 << 56)
+    return data[:at] + b"\x01" + b"\xff" * 7 + head + tags + data[at + 8 :]
+
+
+def test_a_webm_may_hold_so_much_beside_its_frames_and_no_more(monkeypatch):
+    data = video_file(numbered_frames(20), container="webm", codec="libvpx-vp9")
+    own = webm_described_bytes(data)
+    assert 0 < own < len(data)
+    assert webm_described_bytes(with_tags(data, 1000)) == own + 12 + 3000
+    assert webm_described_bytes(data + b"\0" * 100) == own + 100
+    assert webm_described_bytes(b"\xa3\x90" + bytes(16)) == 2
+    assert webm_described_bytes(b"\xa3\x90" + bytes(15)) == 17  # a frame that does not end
+    monkeypatch.setattr(video, "DESCRIBED_BYTES", own + 312)
+    assert len(inspect(with_tags(data, 100)).stamps) == 20
+    with pytest.raises(InvalidRequest, match=f"more than {own + 312} bytes that are not frames"):
+        inspect(with_tags(data, 101))
 
 
 def test_truncated_and_broken_videos_are_refused_and_nothing_else_happens():

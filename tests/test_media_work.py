@@ -272,7 +272,7 @@ def test_a_shape_that_the_model_cannot_take_names_its_part(workers):
 BOMBS = """
 from media_files import *
 from peaks import grown_bytes
-from test_media_video import numbered_frames, video_file, with_duration, with_long_frames
+from test_media_video import numbered_frames, video_file, with_claims, with_duration, with_long_frames
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.media import MediaSource, MediaWorkers
 from darkbloom_core.memory import Ledger
@@ -292,7 +292,7 @@ files = [
     ("image", flat_png(16_000, 16_000)), ("image", long_gif(100_000)),
     ("image", wide_webp(16_383, 16_383)), ("image", long_webp(100_000)),
     ("video", with_duration(short, b"mvhd", 1e5)), ("video", with_duration(short, b"mdhd", 0.1)),
-    ("video", with_long_frames(short, 10_000)),
+    ("video", with_long_frames(short, 10_000)), ("video", with_claims(short, 90_000_000)),
 ]
 for name in sys.argv[1:]:  # of frames that are too large
     large = open(name, "rb").read()
@@ -319,7 +319,7 @@ print(grown_bytes(lambda: decode_picture(source, large, facts[1])), facts[1].wor
 def test_bombs_are_refused_with_little_memory():
     """Too many pixels, frames, or seconds, or a header that lies about them."""
     grown = printed_numbers(BOMBS)
-    assert len(grown) == 7
+    assert len(grown) == 8
     assert max(grown) < 50, grown
 
 
@@ -329,7 +329,7 @@ def test_a_video_of_frames_that_are_too_large_is_refused_with_little_memory(tmp_
     large = tmp_path / "large.mp4"
     large.write_bytes(large_frame_video(11_200, 9_008))
     grown = printed_numbers(BOMBS, str(large))
-    assert len(grown) == 9
+    assert len(grown) == 10
     assert max(grown) < 50, grown
 
 

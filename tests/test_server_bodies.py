@@ -80,6 +80,32 @@ def test_a_field_out_of_shape_or_range_is_named(fields, param) -> None:
     assert refused(**fields).param == param
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "x" * 256},
+        {"temperature": 2},
+        {"top_p": 1},
+        {"top_k": -1},
+        {"min_p": 1},
+        {"presence_penalty": 2, "frequency_penalty": -2},
+        {"repetition_penalty": 2},
+        {"max_tokens": 1, "max_completion_tokens": 1},
+        {"n": 16},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"stop": ["a" * 1024] * 16},
+        {"logprobs": True, "top_logprobs": 20},
+        {"tools": [{"type": "function", "function": {"name": "f" * 128}}]},
+        {"prompt_cache_key": "k" * 256},
+    ],
+    ids=str,
+)
+def test_a_field_at_its_limit_is_taken(fields) -> None:
+    body = chat_body(**fields).model_dump(exclude_none=True)
+    assert all(body[name] == value or name == "tools" for name, value in fields.items())
+
+
 def test_null_is_the_same_as_absent() -> None:
     names = set(ChatCompletionBody.model_fields) - {"model", "messages"}
     assert chat_body(**dict.fromkeys(names)) == chat_body()

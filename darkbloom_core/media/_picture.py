@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from darkbloom_core.media._headers import Format, gif_frames, sniff, webp_frames, webp_size
+from darkbloom_core.media._headers import Format, gif_frames, parts_apart, sniff, webp_frames, webp_size
 from darkbloom_core.media._source import MediaSource
 from darkbloom_core.settings import MediaSettings
 
@@ -27,6 +27,9 @@ OVERHEAD_BYTES = 2 * 1024**2
 BAND_PIXELS = 1_000_000
 TEXT_BYTES = 4 * 1024**2
 """What all compressed text in a PNG may unpack to."""
+
+MOST_PARTS = 10_000
+"""Segments of a JPEG or chunks of a PNG beside its pixels; real files have some dozens."""
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF")
 
@@ -62,6 +65,8 @@ def inspect_picture(source: MediaSource, data: bytes, limits: MediaSettings) -> 
         raise source.fault(
             f"HEIC needs the package pillow-heif, which this server lacks; send a {_known()} file"
         )
+    if parts_apart(data, MOST_PARTS) > MOST_PARTS:
+        raise source.fault(f"the image has more than {MOST_PARTS} segments or chunks beside its pixels")
     try:
         width, height = webp_size(data) if found == "WEBP" else _open(source, data).size
     except ValueError:
@@ -114,10 +119,18 @@ def _open(source: MediaSource, data: bytes) -> Any:
 
 
 def _turned(image: Any) -> Any:
-    """In place: a copy of a picture that stands right would be one too many, made while no other thread runs."""
+    """In place: a copy of a picture that stands right would be one too many, made while no other thread runs.
+
+    Its pixels are loaded, so what is raised but for a lack of memory is about EXIF data that cannot be read.
+    """
     from PIL import ImageOps
 
-    ImageOps.exif_transpose(image, in_place=True)
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except MemoryError:
+        raise
+    except Exception:
+        return image  # as every browser shows it
     return image
 
 

@@ -17,7 +17,7 @@ LONGEST_HEAD = 256
 """Characters before the comma of a ``data:`` URI."""
 
 PIECE_CHARACTERS = 1 << 17
-"""Of base64 that are decoded at once; a multiple of four."""
+"""Of a URI that are decoded at once; a multiple of four, as base64 wants it."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]{0,31}):")
 _PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -50,9 +50,10 @@ def read_source(source: MediaSource, bytes_limit: int) -> bytes:
     if not data:
         raise source.fault(f"the {source.kind} is empty")
     if not is_base64:
-        if not data.isascii() or _PERCENT.search(data):
-            raise source.fault("the data: URI is not valid percent-encoding")
-        return unquote_to_bytes(data)
+        try:
+            return _unquoted(data)
+        except ValueError:
+            raise source.fault("the data: URI is not valid percent-encoding") from None
     try:
         return _decoded(data)
     except ValueError:  # binascii.Error too; its text could quote the data
@@ -65,6 +66,22 @@ def _decoded(data: str) -> bytes:
         raise ValueError("padding before the end")
     pieces = range(0, len(data), PIECE_CHARACTERS)
     return b"".join(binascii.a2b_base64(data[at : at + PIECE_CHARACTERS], strict_mode=True) for at in pieces)
+
+
+def _unquoted(data: str) -> bytes:
+    """Piece by piece, too: the library takes two hundred bytes for each escape."""
+    if not data.isascii():
+        raise ValueError("not ASCII")
+    pieces, at = [], 0
+    while at < len(data):
+        end = at + PIECE_CHARACTERS
+        escape = data.rfind("%", end - 2, end)  # is not cut in two
+        piece = data[at : end if escape < 0 else escape]
+        if _PERCENT.search(piece):
+            raise ValueError("no escape")
+        pieces.append(unquote_to_bytes(piece))
+        at += len(piece)
+    return b"".join(pieces)
 
 
 def _split(source: MediaSource) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from darkbloom_core.errors import InvalidRequest
-from darkbloom_core.media._headers import mp4_durations, sniff
+from darkbloom_core.media._headers import mp4_durations, mp4_entries, sniff, webm_described_bytes
 from darkbloom_core.media._source import MediaSource
 from darkbloom_core.settings import MediaSettings
 
@@ -32,6 +32,11 @@ BYTES_PER_PIXEL = 48
 OVERHEAD_BYTES = 8 * 1024**2
 MOST_PACKETS_PER_SECOND = 250
 DECODER_THREADS = 2
+
+MOST_ENTRIES = 1_000_000
+"""Of an MP4's tables, all tracks together: the demuxer takes up to 40 bytes for each when it opens the file."""
+DESCRIBED_BYTES = 1024**2
+"""Of a WebM, beside its frames: the demuxer keeps up to fifty times as many when it opens the file."""
 
 PADDING_PIXELS = 256
 """What a decoder may add to a frame's sides while it works on it."""
@@ -137,6 +142,11 @@ def _opened(source: MediaSource, data: bytes) -> Iterator[tuple[Any, Any]]:
     demuxer = _DEMUXERS.get(sniff(data) or "")
     if demuxer is None:
         raise source.fault("the video is not an MP4, MOV or WebM file")
+    entries = mp4_entries(data, MOST_ENTRIES) if demuxer == "mov" else 0
+    if entries is None or entries > MOST_ENTRIES:
+        raise source.fault(f"the video's tables are compressed or claim more than {MOST_ENTRIES} entries")
+    if demuxer == "matroska" and webm_described_bytes(data) > DESCRIBED_BYTES:
+        raise source.fault(f"the video has more than {DESCRIBED_BYTES} bytes that are not frames")
     try:
         import av
     except ImportError:

@@ -185,3 +185,8 @@ def test_a_refusal_names_its_field(fields, param) -> None:
 
 def test_an_item_needs_no_type_to_be_a_message() -> None:
     assert InputItem(role="user", content="x").type == "message"
+
+
+def test_metadata_may_be_sixteen_texts_of_512_characters() -> None:
+    notes = {f"{number:0512}": "x" * 512 for number in range(16)}
+    assert asked(metadata=notes).body.metadata == notes
