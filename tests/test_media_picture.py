@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from media_files import flat_png, long_gif, long_webp, picture_file
 from PIL import Image
+from pillow_heif import register_heif_opener
 
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_core.media import MediaSource
 from darkbloom_core.media._headers import gif_frames, parts_apart, sniff, webp_frames, webp_size
-from darkbloom_core.media._picture import _pillow, decode_picture, inspect_picture
+from darkbloom_core.media._picture import _pillow, _reads_heif, decode_picture, inspect_picture
 from darkbloom_core.settings import MediaSettings
+
+register_heif_opener()  # so that Pillow can write it; what may be read is asked elsewhere
 
 SOURCE = MediaSource("image", "", "messages[0]")
 
@@ -40,6 +43,7 @@ def corners(width=40, height=24):
         ("WEBP", {"quality": 95}, 40),
         ("JPEG", {"quality": 95, "subsampling": 0}, 40),
         ("JPEG", {"quality": 95, "subsampling": 0, "progressive": True}, 40),
+        ("HEIF", {"quality": 95, "chroma": 444}, 40),
     ],
 )
 def test_every_format_gives_the_pixels(kind, options, tolerance):
@@ -51,7 +55,7 @@ def test_every_format_gives_the_pixels(kind, options, tolerance):
     assert inside.max() <= tolerance
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "HEIF"])
 def test_every_orientation_comes_the_right_way_up(kind):
     upright = Image.fromarray(corners())
     turns = [
@@ -62,8 +66,9 @@ def test_every_orientation_comes_the_right_way_up(kind):
         exif = Image.Exif()
         exif[0x0112] = orientation
         stored = upright if turn is None else upright.transpose(turn)
-        options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {"lossless": True}
-        found = decode(picture_file(stored, kind, exif=exif, **options))
+        options = {"JPEG": {"quality": 95, "subsampling": 0, "exif": exif}, "HEIF": {"quality": 95}}
+        stored.info["exif"] = exif.tobytes()  # where HEIC's writer looks for it
+        found = decode(picture_file(stored, kind, **options.get(kind, {"lossless": True, "exif": exif})))
         assert found.shape == (24, 40, 3), orientation
         for row, column in ((5, 9), (5, 30), (18, 9), (18, 30)):
             assert np.abs(found[row, column].astype(int) - corners()[row, column]).max() < 30, orientation
@@ -145,6 +150,17 @@ def test_pixels_at_the_cap_pass_and_a_row_more_does_not():
         decode(flat_png(100, 51), image_pixels=5000)
 
 
+def test_pixels_of_heic_are_known_before_it_is_decoded_and_a_damaged_one_is_refused():
+    data = picture_file(Image.fromarray(corners(80, 48)), "HEIF", quality=95)
+    at_cap = inspect_picture(SOURCE, data, MediaSettings(image_pixels=48 * 80))
+    assert (at_cap.format, at_cap.pixels) == ("HEIF", 48 * 80)
+    with pytest.raises(InvalidRequest, match="80 x 48 pixels, and at most 3839"):
+        decode(data, image_pixels=48 * 80 - 1)
+    for length in range(12, len(data) - 1, len(data) // 20):
+        with pytest.raises(InvalidRequest):
+            decode(data[:length])
+
+
 def with_parts(kind, count):
     """A picture with so many empty segments or chunks more than it needs."""
     data = picture_file(Image.fromarray(corners()), kind)
@@ -219,6 +235,9 @@ def test_without_its_library_a_picture_is_refused_by_name(monkeypatch):
         decode(flat_png(20, 20))
 
 
-def test_heic_without_its_package_is_refused_by_name():
+def test_heic_without_its_package_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    _reads_heif.cache_clear()
     with pytest.raises(InvalidRequest, match="pillow-heif"):
         decode(b"\0\0\0\x18ftypheic" + b"\0" * 100)
+    _reads_heif.cache_clear()
