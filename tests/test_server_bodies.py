@@ -167,3 +167,14 @@ def test_a_completion_takes_one_prompt(prompt) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_json(json.dumps({"model": "m", "prompt": prompt}).encode(), CompletionBody)
     assert caught.value.param in ("prompt", "prompt[0]")
+
+
+def test_a_body_of_many_tiny_values_is_refused_before_it_is_read() -> None:
+    """And text may have as many commas as everything together."""
+    fields = {"model": "m", "messages": [{"role": "user", "content": ""}]}
+    own = sum(json.dumps(fields).count(mark) for mark in ",{[")
+    fields["messages"][0]["content"] = "," * (400_000 - own)
+    assert len(read_json(json.dumps(fields).encode(), ChatCompletionBody).messages) == 1
+    fields["messages"][0]["content"] += "["
+    with pytest.raises(InvalidRequest, match="400001 commas, braces and brackets"):
+        read_json(json.dumps(fields).encode(), ChatCompletionBody)
