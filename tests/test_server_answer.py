@@ -7,10 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
+from toy_family import ToyCodec
 from toy_server import ToyChatCodec
 
 from darkbloom_core.contracts import ContentDelta, Malformed, ReasoningDelta, ToolCallDelta
-from darkbloom_core.engine import OutputDelta, OutputEnd, Timings, TokenLogprob, Usage
+from darkbloom_core.engine import (
+    OutputDelta,
+    OutputEnd,
+    PlainParser,
+    TextPipeline,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from darkbloom_core.server._answer import AnswerWriter, ChatPieces, TextPieces, usage_body
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, reasoning_tokens=2)
@@ -57,6 +66,11 @@ def outputs(draw):
 def chat_writer(count=1, *, with_logprobs=True, include_usage=True) -> AnswerWriter:
     choices = [ChatPieces(CODEC, with_logprobs=with_logprobs) for _ in range(count)]
     return AnswerWriter("chat", model="toy/m", choices=choices, include_usage=include_usage)
+
+
+def text_writer(codec=CODEC, *, with_logprobs=False) -> AnswerWriter:
+    choices = [TextPieces(codec, with_logprobs=with_logprobs)]
+    return AnswerWriter("text", model="m", choices=choices, include_usage=False)
 
 
 def streamed(writer, events) -> list[dict]:
@@ -136,8 +150,7 @@ def test_calls_come_one_by_one_each_with_an_id_of_its_own(output) -> None:
 def test_a_text_completion_streams_what_it_answers_whole(pieces) -> None:
     events = [(0, OutputDelta((ContentDelta(text),))) for text in pieces]
     events.append((0, OutputEnd("length", USAGE, Timings())))
-    chunks = streamed(AnswerWriter("text", model="m", choices=[TextPieces()], include_usage=False), events)
-    answer = whole(AnswerWriter("text", model="m", choices=[TextPieces()], include_usage=False), events)
+    chunks, answer = streamed(text_writer(), events), whole(text_writer(), events)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "".join(pieces)
     assert answer["choices"][0] == {
         "index": 0,
@@ -166,7 +179,8 @@ def test_content_is_null_only_beside_tool_calls() -> None:
 def test_logprobs_are_left_out_unless_asked_for() -> None:
     logprob = TokenLogprob(33, -0.5, ((33, -0.5), (61, float("-inf"))))
     events = [(0, OutputDelta((ContentDelta("A"),), (logprob,))), (0, OutputEnd("stop", USAGE, Timings()))]
-    assert whole(chat_writer(with_logprobs=False), events)["choices"][0]["logprobs"] is None
+    for writer in (chat_writer, text_writer):
+        assert whole(writer(with_logprobs=False), events)["choices"][0]["logprobs"] is None
     assert whole(chat_writer(), events)["choices"][0]["logprobs"]["content"] == [
         {
             "token": "A",
@@ -178,6 +192,66 @@ def test_logprobs_are_left_out_unless_asked_for() -> None:
             ],
         }
     ]
+
+
+A, HALF, OTHER_HALF, THREE, START, CONTROL = range(6)
+CUTS = ToyCodec(
+    {A: b"a", HALF: b"\xe4\xb8", OTHER_HALF: b"\xadb", THREE: "cé😀".encode(), START: b"\xf0\x9f"},
+    control_ids=frozenset({CONTROL}),
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stops", "text", "offsets"),
+    [
+        ((A, HALF, OTHER_HALF, THREE, CONTROL, A), (), "a中bcé😀a", [0, 1, 1, 3, 6, 6]),
+        ((A, HALF, OTHER_HALF, THREE, A), ("bcé",), "a中", [0, 1, 1, 3]),
+        ((A, A, HALF, OTHER_HALF), ("aaaa", "b"), "aa中", [0, 1, 2, 2]),
+        ((A, A, A), ("aaaa",), "aaa", [0, 1, 2]),
+        ((A, START), (), "a", [0, 1]),
+        ((START, CONTROL, A, A), (), "aa", [0, 0, 0, 1]),
+    ],
+    ids=["halves", "cut off", "held back, then cut off", "held back to the end", "unfinished", "dropped"],
+)
+def test_the_tokens_of_a_text_completion_stand_where_their_text_is(tokens, stops, text, offsets) -> None:
+    pipeline, events = TextPipeline(CUTS.token_bytes, CUTS.control_ids, PlainParser(), stops), []
+    for place, token in enumerate(tokens):
+        if not pipeline.stopped:
+            logprob = TokenLogprob(token, -float(place), ((THREE, -0.5),))
+            events.append((0, OutputDelta(pipeline.push(token), (logprob,))))
+    events += [(0, OutputDelta(pipeline.finish())), (0, OutputEnd("stop", USAGE, Timings()))]
+    answer = whole(text_writer(CUTS, with_logprobs=True), events)["choices"][0]
+    found = answer["logprobs"]
+    assert (answer["text"], found["text_offset"]) == (text, offsets)
+    assert (
+        found["tokens"]
+        == [CUTS.token_bytes(token).decode(errors="replace") for token in tokens][: len(offsets)]
+    )
+    assert found["token_logprobs"] == [-float(place) for place in range(len(offsets))]
+    chunks = [chunk["choices"][0] for chunk in streamed(text_writer(CUTS, with_logprobs=True), events)]
+    assert "".join(chunk["text"] for chunk in chunks) == text
+    assert folded_arrays(chunk["logprobs"] for chunk in chunks) == found
+
+
+def folded_arrays(parts) -> dict[str, list]:
+    folded: dict[str, list] = {}
+    for part in filter(None, parts):
+        for name, array in part.items():
+            folded.setdefault(name, []).extend(array)
+    return folded
+
+
+def test_of_alternatives_with_one_text_the_chosen_one_counts_and_then_the_likeliest() -> None:
+    top = ((THREE, -0.5), (HALF, -1.0), (START, -2.0), (A, float("-inf")))
+    for chosen, of_halves in ((THREE, -1.0), (HALF, -1.0), (START, -2.0)):
+        event = OutputDelta((), (TokenLogprob(chosen, dict(top)[chosen], top[:3]),))
+        writer = text_writer(CUTS, with_logprobs=True)
+        (alternatives,) = whole(writer, [(0, event)])["choices"][0]["logprobs"]["top_logprobs"]
+        assert alternatives == {"cé😀": -0.5, "�": of_halves}
+    event = OutputDelta((), (TokenLogprob(A, float("-inf"), top[:1]),))
+    writer = text_writer(CUTS, with_logprobs=True)
+    (alternatives,) = whole(writer, [(0, event)])["choices"][0]["logprobs"]["top_logprobs"]
+    assert alternatives == {"cé😀": -0.5, "a": -9999.0}
 
 
 def test_a_stream_is_plain_ascii() -> None:

@@ -217,6 +217,17 @@ def test_a_full_queue_is_429_and_says_when_to_come_back(tiny) -> None:
     tiny.wait_until_idle(2)
 
 
+def test_a_request_that_gets_nowhere_is_504(tmp_path) -> None:
+    tables = {"engine": {"max_rows": 1, "progress_seconds": 0.5}}
+    with ToyServer(tmp_path, {"toy": {"seconds": 0.02}}, **tables).running() as server:
+        running = open_request(server, body("toy", max_tokens=3000))
+        wait_for(lambda: server.engine("toy").status().running == 1)
+        answer = post(server, model="toy", max_tokens=5)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        running.close()
+        server.wait_until_idle(2)
+
+
 def test_choices_that_do_not_all_fit_leave_none_behind(tiny) -> None:
     answer = post(tiny, model="toy", max_tokens=5, n=4)
     assert answer.status_code == 429

@@ -222,12 +222,17 @@ def test_a_completion_continues_its_prompt() -> None:
     assert completion(max_tokens=5, best_of=2, n=2).max_tokens == 5
 
 
-@pytest.mark.parametrize(
-    "fields", [{"echo": True}, {"suffix": "x"}, {"logprobs": 2}, {"best_of": 2}], ids=str
-)
+@pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}], ids=str)
 def test_completions_refuse_what_they_cannot_do(fields) -> None:
     (name,) = fields
     assert refused(completion, **fields) == name
+
+
+def test_logprobs_of_a_completion_are_a_number_up_to_five() -> None:
+    assert completion().sampling.logprobs is None
+    assert [completion(logprobs=count).sampling.logprobs for count in (0, 5)] == [0, 5]
+    for wrong in (6, -1, "x", "2", True, 2.5):
+        assert refused(completion, logprobs=wrong) == "logprobs"
 
 
 def test_the_day_is_handed_on() -> None:

@@ -134,6 +134,43 @@ def test_a_completion_has_sixteen_tokens_unless_asked_for_more(client) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == whole.choices[0].text
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop": "Q"}, {"n": 2}], ids=str)
+def test_logprobs_of_a_completion_are_arrays_streamed_and_whole_alike(client, fields) -> None:
+    asked = {"model": "toy/plain", "prompt": "HELLO", "max_tokens": 40, "seed": 3, "logprobs": 2, **fields}
+    whole = client.completions.create(**asked)
+    folded: dict[int, dict] = {}
+    for chunk in client.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            arrays = folded.setdefault(choice.index, {})
+            for name, array in choice.logprobs or ():
+                arrays.setdefault(name, []).extend(array)
+    assert sum(len(arrays["tokens"]) for arrays in folded.values()) == whole.usage.completion_tokens
+    for choice in whole.choices:
+        found = choice.logprobs
+        assert dict(found) == folded[choice.index]
+        assert "".join(found.tokens).split(fields.get("stop", "none"))[0] == choice.text
+        assert [len("".join(found.tokens[:place])) for place in range(len(found.tokens))] == found.text_offset
+        for token, logprob, alternatives in zip(
+            found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+        ):
+            assert alternatives[token] == logprob < 0
+            assert len(alternatives) <= 3
+        assert max(map(len, found.top_logprobs)) == 3  # a chosen one that is not among the two likeliest
+
+
+def test_a_completion_has_no_more_logprobs_than_were_asked_for(client) -> None:
+    asked = {"model": "toy/plain", "prompt": "HELLO", "max_tokens": 5}
+    assert client.completions.create(**asked).choices[0].logprobs is None
+    chosen = client.completions.create(**asked, logprobs=0).choices[0].logprobs
+    assert (len(chosen.token_logprobs), chosen.top_logprobs) == (5, None)
+    for chunk in client.completions.create(**asked, logprobs=0, stream=True):
+        assert chunk.choices[0].logprobs is None or chunk.choices[0].logprobs.top_logprobs is None
+    for wrong in (6, -1, "x"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(**asked, logprobs=wrong)
+        assert caught.value.param == "logprobs"
+
+
 def test_an_answer_to_nobodys_limit_ends_with_the_context(http) -> None:
     answer = ask(http, "toy/small", max_tokens=None).json()
     assert answer["choices"][0]["finish_reason"] == "length"

@@ -22,7 +22,7 @@ from darkbloom_core.engine._request import (
 )
 from darkbloom_core.engine._steps import step_batch
 from darkbloom_core.engine._stream import OutputStream
-from darkbloom_core.engine._text import PlainParser
+from darkbloom_core.engine._text import PlainParser, TextPipeline
 
 __all__ = [
     "Engine",
@@ -40,6 +40,7 @@ __all__ = [
     "PrefixStatus",
     "Row",
     "SamplingParams",
+    "TextPipeline",
     "Timings",
     "TokenLogprob",
     "Usage",

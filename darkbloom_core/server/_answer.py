@@ -13,8 +13,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from darkbloom_core.contracts import ChatCodec, ContentDelta, FinishReason, Malformed, ReasoningDelta
-from darkbloom_core.engine import OutputDelta, OutputEnd, OutputEvent, TokenLogprob, Usage
+from darkbloom_core.contracts import ChatCodec, ContentDelta, Delta, FinishReason, Malformed, ReasoningDelta
+from darkbloom_core.engine import (
+    OutputDelta,
+    OutputEnd,
+    OutputEvent,
+    PlainParser,
+    TextPipeline,
+    TokenLogprob,
+    Usage,
+)
 
 LEAST_LOGPROB = -9999.0
 """What stands for minus infinity, which JSON cannot say."""
@@ -25,7 +33,10 @@ _json = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of one choice. ``delta`` holds only what is new: absent keys are left out."""
+    """A part of one choice. ``delta`` holds only what is new: absent keys are left out.
+
+    ``logprobs`` has an entry for each token, in the order of the output; None if there are none.
+    """
 
     delta: dict[str, Any]
     logprobs: list[dict[str, Any]] | None = None
@@ -95,7 +106,17 @@ class ChatPieces:
 
 
 class TextPieces:
-    """Pieces of a text completion."""
+    """Pieces of a text completion.
+
+    A token is told of when it is read, also if its text is held back or cut off by a stop
+    string. So where it stands is counted in the text as it would be without any.
+    """
+
+    def __init__(self, codec: ChatCodec, *, with_logprobs: bool) -> None:
+        self._codec = codec
+        self._with_logprobs = with_logprobs
+        self._uncut = TextPipeline(codec.token_bytes, codec.control_ids, PlainParser(), ())
+        self._characters = 0
 
     def opening(self) -> Sequence[Piece]:
         return ()
@@ -103,8 +124,14 @@ class TextPieces:
     def of(self, event: OutputEvent) -> Sequence[Piece]:
         if isinstance(event, OutputEnd):
             return (Piece({"text": ""}, finish_reason=event.reason),)
-        text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
-        return (Piece({"text": text}),) if text else ()
+        text = _content(event.deltas)
+        logprobs = [self._entry(each) for each in event.logprobs] if self._with_logprobs else None
+        return (Piece({"text": text}, logprobs or None),) if text or logprobs else ()
+
+    def _entry(self, logprob: TokenLogprob) -> dict[str, Any]:
+        entry = {**_logprob_entry(logprob, self._codec), "text_offset": self._characters}
+        self._characters += len(_content(self._uncut.push(logprob.token)))
+        return entry
 
 
 class FoldedChoice:
@@ -147,7 +174,7 @@ class FoldedChoice:
         return {
             "index": index,
             "message": message,
-            "logprobs": None if self._logprobs is None else {"content": self._logprobs},
+            "logprobs": _chat_logprobs(self._logprobs),
             "finish_reason": self._finish_reason,
         }
 
@@ -156,7 +183,7 @@ class FoldedChoice:
         return {
             "index": index,
             "text": self._text("text") or "",
-            "logprobs": None,
+            "logprobs": _text_logprobs(self._logprobs),
             "finish_reason": self._finish_reason,
         }
 
@@ -233,7 +260,7 @@ class AnswerWriter:
     def _fields(self, piece: Piece) -> str:
         chat = self._kind == "chat"
         content = f'"delta":{_json(piece.delta)}' if chat else f'"text":{_json(piece.delta["text"])}'
-        logprobs = "null" if piece.logprobs is None else _json({"content": piece.logprobs})
+        logprobs = _json((_chat_logprobs if chat else _text_logprobs)(piece.logprobs))
         finish = "null" if piece.finish_reason is None else f'"{piece.finish_reason}"'
         return f'{content},"logprobs":{logprobs},"finish_reason":{finish}'
 
@@ -249,6 +276,35 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     if usage.cached_tokens > 0:
         body["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     return body
+
+
+def _content(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+
+
+def _chat_logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    return None if entries is None else {"content": entries}
+
+
+def _text_logprobs(entries: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    """The same entries as arrays. There are alternatives for all tokens or for none."""
+    if entries is None:
+        return None
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [_by_text(entry) for entry in entries] if entries[0]["top_logprobs"] else None,
+        "text_offset": [entry["text_offset"] for entry in entries],
+    }
+
+
+def _by_text(entry: dict[str, Any]) -> dict[str, float]:
+    """The likeliest tokens and the chosen one. Of several with one text the chosen counts, then the likeliest."""
+    found: dict[str, float] = {}
+    for each in entry["top_logprobs"]:
+        found.setdefault(each["token"], each["logprob"])
+    found[entry["token"]] = entry["logprob"]
+    return found
 
 
 def _logprob_entry(logprob: TokenLogprob, codec: ChatCodec) -> dict[str, Any]:

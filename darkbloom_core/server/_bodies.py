@@ -160,7 +160,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=5)
 
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -99,7 +99,7 @@ def _required(where: str) -> InvalidRequest:
 
 def completion_request(body: CompletionBody) -> AnswerRequest:
     """What a text completion asks for."""
-    for name in ("echo", "suffix", "logprobs"):
+    for name in ("echo", "suffix"):
         if getattr(body, name):
             raise InvalidRequest(f"{name}: not supported for text completions", param=name)
     if body.response_format is not None and body.response_format.type != "text":
@@ -109,7 +109,7 @@ def completion_request(body: CompletionBody) -> AnswerRequest:
         raise InvalidRequest("best_of: not supported; it may only equal n", param="best_of")
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
     max_tokens = COMPLETION_DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    return _request(body, prompt, max_tokens, None)
+    return _request(body, prompt, max_tokens, body.logprobs)
 
 
 def _request(

@@ -87,11 +87,8 @@ class _Completions:
     def _writer(self, request: AnswerRequest, slot: Slot) -> AnswerWriter:
         choices: list[Pieces] = []
         for _ in range(request.choices):
-            if self._kind == "chat":
-                with_logprobs = request.sampling.logprobs is not None
-                choices.append(ChatPieces(slot.codec, with_logprobs=with_logprobs))
-            else:
-                choices.append(TextPieces())
+            pieces = ChatPieces if self._kind == "chat" else TextPieces
+            choices.append(pieces(slot.codec, with_logprobs=request.sampling.logprobs is not None))
         return AnswerWriter(self._kind, model=slot.name, choices=choices, include_usage=request.include_usage)
 
 
