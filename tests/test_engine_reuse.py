@@ -93,7 +93,7 @@ def patterns(draw):
     return layers
 
 
-@settings(deadline=None, max_examples=6 if os.environ.get("LD_PRELOAD") is None else 12)
+@settings(deadline=None, max_examples=4 if os.environ.get("LD_PRELOAD") is None else 12)
 @given(
     patterns(),
     st.sampled_from((256, 512)),

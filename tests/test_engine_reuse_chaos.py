@@ -118,6 +118,7 @@ def unload_while_busy(warm: Warm, prompts: list[list[int]]) -> None:
     assert ram.bytes_used == 0
 
 
+@pytest.mark.soak
 def test_chaos_leaves_no_wrong_text_and_nothing_behind():
     least = {"length": 5, "cancelled": 2, "hit": 3}
     found = play(1.0, 1, least)

@@ -1,8 +1,8 @@
 """The text model: the reference's computation over the core's caches.
 
 Linear, norm and embedding modules are MLX's, the gathered experts mlx-lm's; the forward
-pass is written here, because positions, masks and KV belong to the core. Nothing here
-evaluates an array. Imported only by ``load``.
+pass is written here, because positions, masks and KV belong to the core, and evaluates
+nothing. Imported only by ``load``.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -119,8 +119,9 @@ class Router(Module):
         self.per_expert_scale = mx.ones((experts.count,))
 
     def prepare(self) -> None:
-        """After its parameters are there."""
+        """After its parameters are there. Evaluated, since another thread may run the model."""
         self._norm_weight = self.scale * self._scaling
+        mx.eval(self._norm_weight)
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """``x`` ``[T, H]``: indices and weights, each ``[T, chosen]``."""

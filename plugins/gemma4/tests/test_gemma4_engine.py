@@ -57,7 +57,10 @@ def conversation(checkpoints, seed, parts, tail):
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("edge", 13), *(pytest.param(name, 30, marks=pytest.mark.soak) for name in ("moe", "dense"))],
+    [
+        pytest.param(name, count, marks=pytest.mark.soak)
+        for name, count in (("edge", 13), ("moe", 30), ("dense", 30))
+    ],
 )
 def test_a_follow_up_question_about_many_pictures_computes_none_of_them_again(
     name, count, engine, checkpoints
