@@ -21,6 +21,10 @@ Turns = tuple[tuple[mx.array, mx.array], tuple[mx.array, mx.array]]
 """Cosines and sines, each ``[N, P, 1, head_dim / 4]``, of the angles by column and of those by row."""
 
 
+LEAST_PATCHES = 32
+"""Of a part of a layer."""
+
+
 class ClippedLinear(Module):
     """A linear layer whose inputs and outputs may be clipped to bounds that the checkpoint brings."""
 
@@ -178,7 +182,7 @@ class Vision(Module):
     def run_parts(
         self, state: tuple[mx.array, ...], mask: mx.array | None, first: int, last: int, parts: int
     ) -> tuple[mx.array, ...]:
-        """Parts ``first`` to ``last - 1``, where each layer has ``parts``: equal shares of the patches.
+        """Parts ``first`` to ``last - 1``, where each layer has ``parts``: equal shares of the patches, of few nothing.
 
         ``state`` is hidden states ``[N, P, hidden]`` and positions; inside a layer also its keys,
         its values, and the patches that are through. ``mask`` None: every patch is one.
@@ -201,8 +205,11 @@ class Vision(Module):
         x, positions, *rest = state
         if part == 0:
             rest = [*layer.looked_at(x, turns)]
-        begin, end = (x.shape[1] * at // parts for at in (part, part + 1))
-        rest.append(layer(x[:, begin:end], _of_patches(turns, begin, end), rest[0], rest[1], mask))
+        patches = x.shape[1]
+        each = max(LEAST_PATCHES, -(-patches // parts))
+        begin, end = (min(patches, at * each) for at in (part, part + 1))
+        if begin < end:
+            rest.append(layer(x[:, begin:end], _of_patches(turns, begin, end), rest[0], rest[1], mask))
         if part < parts - 1:
             return (x, positions, *rest)
         return (mx.concatenate(rest[2:], axis=1), positions)
