@@ -115,10 +115,12 @@ class DecodeStep:
         self.offsets = offsets
         self._masks: dict[int, mx.array] = {}
         self._slots: dict[int, mx.array] = {}
-        # From Python's numbers, since a compiled step would be compiled anew for each constant in its arithmetic.
         self.lanes = mx.array(list(shape.lanes))
-        self._places = mx.array([lane - shape.first_lane for lane in shape.lanes])
-        self.order = _lane_order(shape) if shape.has_holes else None
+        self.order = self._places = None
+        if shape.has_holes:
+            self.order = _lane_order(shape)
+            # From Python's numbers: a compiled step is compiled anew for each constant in its arithmetic.
+            self._places = mx.array([lane - shape.first_lane for lane in shape.lanes])
 
     def slots(self, window: int) -> mx.array:
         """``[B]`` int32: the ring slot that each row's token goes to."""
@@ -143,7 +145,7 @@ class DecodeStep:
 
     def gather(self, out: mx.array) -> mx.array:
         """The rows' entries of ``out`` ``[lanes, ...]``."""
-        return out if self.order is None else out[self._places]
+        return out if self._places is None else out[self._places]
 
 
 class DecodeBatch:

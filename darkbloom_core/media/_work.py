@@ -42,7 +42,7 @@ GRACE_SECONDS = 2.0
 """How much longer than its time a piece of work is waited for: one call into a decoder cannot be interrupted."""
 
 NICENESS = 10
-"""Of the threads that decode, on Linux: beside the model's own, which has 0, they get a thirtieth of a core that both want."""
+"""Of the threads that decode, on Linux: beside the model's own, which has 0, they get about a tenth of a core that both want."""
 
 _numbers = itertools.count()
 
