@@ -1,9 +1,10 @@
 """Run experts and packed matrices in every way that this device has, beside float64 on the host; exit 1 where they differ.
 
-    python tools/check_experts.py [--time]
+    python tools/check_experts.py [--time] [--peers]
 
 What runs where no test suite can: on a GPU machine without a network. With ``--time`` it
-also times them beside MLX's own.
+also times them, and with ``--peers`` mlx-lm's blocks and MLX's matrices beside them, whose
+kernels MLX compiles for up to half a minute each.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _matrix_differs(name: str, inputs: int, outputs: int) -> bool:
         is_wrong |= bool(worst > 0.02) or not again
         said = f"{name}, {rows} rows: off by {worst:.2%}, repeats {again}"
         if "--time" in sys.argv:
-            said += f"; {_microseconds(lambda x=x: packed_linear(linear, x)):.0f} us, MLX's {_microseconds(lambda x=x: linear(x)):.0f} us"
+            said += "; " + _beside(lambda x=x: packed_linear(linear, x), lambda x=x: linear(x), "MLX's")
         print(said, flush=True)
     return is_wrong
 
@@ -153,9 +154,17 @@ def _choice_differs(experts: int, count: int) -> bool:
 def _time(name: str, block: SwitchGLU, each: int) -> None:
     for count in (1, 4, 8, 32, 64, 256, 512, 2048):
         tokens, chosen = _asked(count, block, each)
-        ours = _microseconds(lambda t=tokens, c=chosen: gated_experts(block, t, c))
-        theirs = _microseconds(lambda t=tokens, c=chosen: block(t, c))
-        print(f"{name}, {count} tokens: {ours:.0f} us, mlx-lm's {theirs:.0f} us")
+        said = _beside(
+            lambda t=tokens, c=chosen: gated_experts(block, t, c),
+            lambda t=tokens, c=chosen: block(t, c),
+            "mlx-lm's",
+        )
+        print(f"{name}, {count} tokens: {said}", flush=True)
+
+
+def _beside(ours: Callable[[], mx.array], theirs: Callable[[], mx.array], whose: str) -> str:
+    said = f"{_microseconds(ours):.0f} us"
+    return f"{said}, {whose} {_microseconds(theirs):.0f} us" if "--peers" in sys.argv else said
 
 
 def _microseconds(run: Callable[[], mx.array]) -> float:
