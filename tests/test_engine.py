@@ -19,6 +19,7 @@ from darkbloom_core.engine import (
     OutputEnd,
     PlainParser,
     SamplingParams,
+    _warmup,
     lane_bytes,
     row_bytes,
 )
@@ -91,6 +92,20 @@ def test_compiled_and_eager_steps_give_the_same_tokens(build):
         outputs.append([tokens_of(list(stream)) for stream in streams])
         assert engine.status().choices.compiled == compiled
     assert outputs[0] == outputs[1]
+
+
+def test_steps_of_one_row_and_of_several_are_compiled_apart(build, monkeypatch):
+    def several_only(model, store, size, compiled, allowed):
+        return size > 1
+
+    monkeypatch.setattr(_warmup, "_choose_compiled", several_only)
+    engine = build()
+    runner = engine._loop.runner
+    list(engine.submit(request("alone", [1, 2, 3], 60)))
+    assert runner.compiled.traces == 0
+    for stream in [engine.submit(request(str(n), ids, 60)) for n, ids in enumerate(prompts(4, seed=4))]:
+        list(stream)
+    assert runner.compiled.traces > 0
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -87,7 +87,7 @@ class Runner:
         self._prefilling: _Chunk | None = None
         self._sampler: tuple[tuple[Live, ...], Sampler] | None = None
         self._decoded: tuple[tuple[Live, ...], mx.array] | None = None
-        self.compiled = CompiledDecode(model) if choices.compiled else None
+        self.compiled = CompiledDecode(model) if choices.compiled or choices.compiled_alone else None
         largest = 1 if model.vision is None else model.vision.most_soft_tokens
         self.layer_seconds = LayerSeconds(grid, grid, choices.layer_seconds)
         self.tower_layer_seconds = LayerSeconds(
@@ -242,7 +242,7 @@ class Runner:
             self._store.make_room(row, position + 1)
         offsets = mx.array(positions, mx.int32)
         arrays = layer_arrays(self._store, rows)
-        if self.compiled is not None:
+        if self.compiled is not None and self._choices.compiles(len(rows)):
             shape = decode_shape(self._store, rows, positions, exact=False)
             if self.compiled.is_worth_it(shape):
                 return self.compiled.run(shape, tokens, offsets, arrays)

@@ -26,7 +26,7 @@ from darkbloom_core.engine._request import SamplingParams
 from darkbloom_core.engine._sampling import SampledRow, Sampler, token_mask
 from darkbloom_core.errors import SetupError
 
-TIMED_STEPS = 5
+TIMED_STEPS = 7
 PACKED_PROMPTS = 4
 PACKED_TOKENS = 32
 REPEATS = 4
@@ -44,6 +44,7 @@ class Choices:
 
     ``tower_layer_seconds`` is the same of a layer of the tower, for its largest picture.
 
+    ``compiled`` holds for decode steps of several rows, ``compiled_alone`` for those of one.
     ``chained``: a decode step is launched while the one before runs, else after it.
     ``packed``: short prompts run together. ``fixed_size``: the batch size of deterministic
     mode, None in the default mode. ``activation_bytes``: the most that was allocated over
@@ -51,12 +52,17 @@ class Choices:
     """
 
     compiled: bool = False
+    compiled_alone: bool = False
     chained: bool = False
     packed: bool = False
     fixed_size: int | None = None
     layer_seconds: float | None = None
     tower_layer_seconds: float | None = None
     activation_bytes: int = 0
+
+    def compiles(self, rows: int) -> bool:
+        """Whether decode steps of so many rows may be compiled."""
+        return self.compiled if rows > 1 else self.compiled_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +94,10 @@ def warm_up(
         _rarer_kernels(model, store, rows)
     tower = None if model.vision is None else _look(model, model.vision, store, grid, first=not on_cpu)
     activations = max(0, mx.get_peak_memory() - resident)
+    compiled = CompiledDecode(model)
     return Choices(
-        compiled=_choose_compiled(model, store, rows, allowed.compiled),
+        compiled=_choose_compiled(model, store, rows, compiled, allowed.compiled),
+        compiled_alone=_choose_compiled(model, store, 1, compiled, allowed.compiled),
         chained=_choose_chained(model, store, rows, allowed.chained),
         packed=_choose_packed(model, store, rows, allowed.packed),
         layer_seconds=chunk / len(store.layers),
@@ -229,13 +237,14 @@ def _steps(
         steps.close()
 
 
-def _choose_compiled(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:
+def _choose_compiled(
+    model: LoadedModel, store: KvStore, size: int, compiled: CompiledDecode, allowed: bool | None
+) -> bool:
     if allowed is False:
         return False
-    compiled, sizes = CompiledDecode(model), {1, rows}
-    replayed = [_steps(model, store, size, compiled=compiled, chained=False) for size in sizes]
-    eager = [_steps(model, store, size, compiled=None, chained=False) for size in sizes]
-    return allowed is True or sum(replayed) <= WORTH_CHANGING * sum(eager)
+    replayed = _steps(model, store, size, compiled=compiled, chained=False)
+    eager = _steps(model, store, size, compiled=None, chained=False)
+    return allowed is True or replayed <= WORTH_CHANGING * eager
 
 
 def _choose_chained(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:

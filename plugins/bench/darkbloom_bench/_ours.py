@@ -72,7 +72,8 @@ class Ours:
         choices = self._engine.status().choices
         if choices is None:
             return "nothing"
-        on = [name for name in ("compiled", "chained", "packed") if getattr(choices, name)]
+        ways = ("compiled", "compiled_alone", "chained", "packed")
+        on = [name.replace("_", " ") for name in ways if getattr(choices, name)]
         fixed = [] if choices.fixed_size is None else [f"steps of {choices.fixed_size} rows"]
         return ", ".join(on + fixed) or "neither compiled nor chained nor packed"
 
