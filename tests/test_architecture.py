@@ -38,6 +38,7 @@ ROOMS = {
         "grammar", "slots", "media", "server",
     },
     "experts": set(),
+    "fused": set(),
 }  # fmt: skip
 """A room, and the rooms that it may import. docs/architecture.md has the same table, with reasons."""
 

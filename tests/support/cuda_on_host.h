@@ -59,6 +59,7 @@ static float half_of(unsigned pair, int which) {
 static int min(int one, int other) { return one < other ? one : other; }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 #define __expf expf  // glibc has declared the name
+static float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 
 // "Data Movement and Conversion Instructions: prmt": each four bits of the selector name a byte of (high, low).
 static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {

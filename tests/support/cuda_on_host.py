@@ -22,6 +22,7 @@ import mlx.core as mx
 import numpy as np
 
 from darkbloom_core.experts import _choice, _mxfp4_cuda
+from darkbloom_core.fused import _heads, _residual
 
 RUNTIME = Path(__file__).with_suffix(".h")
 MARGIN_BYTES = 256
@@ -31,9 +32,21 @@ TYPES = {
     mx.bfloat16: ("bfloat16", np.uint16),
     mx.float32: ("float", np.float32),
     mx.uint32: ("unsigned int", np.uint32),
+    mx.int32: ("int", np.int32),
     mx.uint8: ("unsigned char", np.uint8),
 }
 """Of C++, and of NumPy, which has no bfloat16."""
+
+
+MADE = (
+    _mxfp4_cuda._product,
+    _mxfp4_cuda._list_kernel,
+    _choice._choose,
+    _choice._mix,
+    _residual._kernel,
+    _heads._kernel,
+)
+"""What keeps kernels: MLX's and those of the host must not get mixed."""
 
 
 class _Array(ctypes.Structure):
@@ -197,7 +210,7 @@ class CudaOnHost:
 
 
 def _forget_kernels() -> None:
-    for made in (_mxfp4_cuda._product, _mxfp4_cuda._list_kernel, _choice._choose, _choice._mix):
+    for made in MADE:
         made.cache_clear()
 
 

@@ -24,10 +24,11 @@ from mlx_lm.models.switch_layers import SwitchGLU
 
 from darkbloom_core.contracts import Batch, Inputs, LayerCache, MediaEmbeddings, ModelDescription
 from darkbloom_core.experts import choose_experts, gated_experts, mix, packed_linear
+from darkbloom_core.fused import Term, normed_heads, residual_norms
 from darkbloom_gemma4._config import ExpertsConfig, Gemma4Config, LayerConfig
 from darkbloom_gemma4._processor import Processor
 from darkbloom_gemma4._quantization import Scheme
-from darkbloom_gemma4._rope import periods, rotate
+from darkbloom_gemma4._rope import periods
 from darkbloom_gemma4._seam import PARTS_ON_CPU, Gemma4Vision
 from darkbloom_gemma4._vision import Vision
 from darkbloom_gemma4._vision_weights import PROJECTION, TOWER
@@ -70,26 +71,23 @@ class Attention(Module):
 
     def __call__(self, x: mx.array, offsets: mx.array, cache: LayerCache) -> mx.array:
         batch, length, _ = x.shape
-        q = rotate(
-            self._heads(self.q_norm(self._split(packed_linear(self.q_proj, x)))), offsets, self._periods
-        )
         k = v = None
         if self._layer.source is None:
-            k = self._split(packed_linear(self.k_proj, x))
-            v = k if self._layer.k_equals_v else self._split(packed_linear(self.v_proj, x))
-            k = rotate(self._heads(self.k_norm(k)), offsets, self._periods)
-            v = self._heads(mx.fast.rms_norm(v, None, self._norm_epsilon))
+            k = packed_linear(self.k_proj, x)
+            v = k if self._layer.k_equals_v else packed_linear(self.v_proj, x)
+        q, k, v = normed_heads(
+            packed_linear(self.q_proj, x),
+            k,
+            v,
+            self._layer.head_dim,
+            offsets,
+            self._periods,
+            query_weight=self.q_norm.weight,
+            key_weight=None if k is None else self.k_norm.weight,
+            epsilon=self._norm_epsilon,
+        )
         out = cache.attend(q, k, v)
         return packed_linear(self.o_proj, out.swapaxes(1, 2).reshape(batch, length, -1))
-
-    def _split(self, x: mx.array) -> mx.array:
-        """``[B, L, H * D]`` to ``[B, L, H, D]``."""
-        return x.reshape(*x.shape[:2], -1, self._layer.head_dim)
-
-    @staticmethod
-    def _heads(x: mx.array) -> mx.array:
-        """``[B, L, H, D]`` to ``[B, H, L, D]``."""
-        return x.swapaxes(1, 2)
 
 
 class DenseMlp(Module):
@@ -111,7 +109,6 @@ class Router(Module):
     def __init__(self, config: Gemma4Config, experts: ExpertsConfig) -> None:
         super().__init__()
         self._chosen = experts.chosen
-        self._norm_epsilon = config.norm_epsilon
         self._scaling = config.hidden_size**-0.5
         self._norm_weight: mx.array | None = None
         self.proj = _linear(config.hidden_size, experts.count)
@@ -123,9 +120,14 @@ class Router(Module):
         self._norm_weight = self.scale * self._scaling
         mx.eval(self._norm_weight)
 
-    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """``x`` ``[T, H]``: indices and weights, each ``[T, chosen]``."""
-        normed = mx.fast.rms_norm(x, self._norm_weight, self._norm_epsilon)
+    @property
+    def norm_weight(self) -> mx.array:
+        """``[H]``: of the norm that ``x`` has gone through, the scaling included."""
+        assert self._norm_weight is not None, "prepare first"
+        return self._norm_weight
+
+    def __call__(self, normed: mx.array) -> tuple[mx.array, mx.array]:
+        """``normed`` ``[T, H]``: indices and weights, each ``[T, chosen]``."""
         return choose_experts(packed_linear(self.proj, normed), self._chosen, self.per_expert_scale)
 
 
@@ -154,6 +156,7 @@ class DecoderLayer(Module):
             "pre_feedforward_layernorm",
             "post_feedforward_layernorm",
         ]
+        self._epsilon = config.norm_epsilon
         self._has_experts = config.experts is not None
         if config.experts is not None:
             self.router = Router(config, config.experts)
@@ -174,19 +177,28 @@ class DecoderLayer(Module):
         self, x: mx.array, per_layer_input: mx.array | None, offsets: mx.array, cache: LayerCache
     ) -> mx.array:
         """``x`` ``[B, L, H]`` and this layer's own input ``[B, L, P]``, or None in models without one."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offsets, cache))
-        out = self.mlp(self.pre_feedforward_layernorm(x))
+        attended = Term(self.self_attn(self.input_layernorm(x), offsets, cache))
+        weights = [self.pre_feedforward_layernorm.weight]
         if self._has_experts:
-            tokens = x.reshape(-1, x.shape[-1])
-            chosen = self.experts(self.pre_feedforward_layernorm_2(tokens), *self.router(tokens)).reshape(
-                x.shape
-            )
-            out = self.post_feedforward_layernorm_1(out) + self.post_feedforward_layernorm_2(chosen)
-        x = x + self.post_feedforward_layernorm(out)
-        if per_layer_input is not None:
-            gated = _gated(self.per_layer_input_gate(x), per_layer_input)
-            x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
-        return x * self.layer_scalar
+            weights += [self.pre_feedforward_layernorm_2.weight, self.router.norm_weight]
+        x, normed, *others = residual_norms(
+            x, [attended], weight=self.post_attention_layernorm.weight, epsilon=self._epsilon, norms=weights
+        )
+        found = [Term(self.mlp(normed))]
+        if self._has_experts:
+            of_experts, of_router = (each.reshape(-1, x.shape[-1]) for each in others)
+            chosen = self.experts(of_experts, *self.router(of_router)).reshape(x.shape)
+            found = [
+                Term(found[0].value, self.post_feedforward_layernorm_1.weight),
+                Term(chosen, self.post_feedforward_layernorm_2.weight),
+            ]
+        after = self.post_feedforward_layernorm.weight
+        if per_layer_input is None:
+            return residual_norms(x, found, weight=after, epsilon=self._epsilon, scalar=self.layer_scalar)[0]
+        (x,) = residual_norms(x, found, weight=after, epsilon=self._epsilon)
+        gated = _gated(self.per_layer_input_gate(x), per_layer_input)
+        own = Term(self.per_layer_projection(gated), self.post_per_layer_input_norm.weight)
+        return residual_norms(x, [own], epsilon=self._epsilon, scalar=self.layer_scalar)[0]
 
 
 class TextModel(Module):

@@ -1,16 +1,11 @@
-"""Rotary embedding: the periods of a head's pairs, and turning queries and keys by them."""
+"""Rotary embedding: the periods of a head's pairs."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from darkbloom_gemma4._rotary import Rotary
-
-if TYPE_CHECKING:
-    import mlx.core as mx
 
 
 def periods(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
@@ -26,12 +21,3 @@ def periods(rotary: Rotary, head_dim: int) -> NDArray[np.float32]:
     result = np.full(head_dim // 2, np.inf, np.float32)
     result[:turning] = np.float32(rotary.theta) ** exponents * np.float32(rotary.factor)
     return result
-
-
-def rotate(x: mx.array, offsets: mx.array, pair_periods: mx.array) -> mx.array:
-    """``x`` ``[B, H, L, D]``, whose first token of row ``b`` stands at position ``offsets[b]``, turned."""
-    import mlx.core as mx
-
-    return mx.fast.rope(
-        x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=offsets, freqs=pair_periods
-    )

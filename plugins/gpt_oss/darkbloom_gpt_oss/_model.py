@@ -20,6 +20,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from darkbloom_core.checkpoint import TextTokenizer, Weights, read_stop_ids
 from darkbloom_core.contracts import Batch, Inputs, MediaEmbeddings, ModelDescription, Placement, Progress
+from darkbloom_core.fused import Term, residual_norms
 from darkbloom_gpt_oss._config import Format, GptOssConfig
 from darkbloom_gpt_oss._experts import mix_experts
 from darkbloom_gpt_oss._weights import LoadedWeights, load_weights
@@ -121,8 +122,10 @@ class LoadedGptOss:
         (hidden,) = inputs
         for index in range(first, last):
             layer = self._model.model.layers[index]
-            hidden = hidden + self._attend(index, layer.input_layernorm(hidden), batch)
-            hidden = hidden + mix_experts(layer.mlp, layer.post_attention_layernorm(hidden))
+            norm = layer.post_attention_layernorm
+            attended = Term(self._attend(index, layer.input_layernorm(hidden), batch))
+            hidden, normed = residual_norms(hidden, [attended], epsilon=norm.eps, norms=[norm.weight])
+            hidden = hidden + mix_experts(layer.mlp, normed)
         return (hidden,)
 
     def logits(self, hidden: mx.array) -> mx.array:

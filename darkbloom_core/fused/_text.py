@@ -1,0 +1,12 @@
+"""What the kernels of this room have in common."""
+
+from __future__ import annotations
+
+from functools import cache
+
+
+@cache
+def without_comments(source: str) -> str:
+    """MLX hashes the source at each call, so it is short."""
+    lines = (line.partition("//")[0].strip() for line in source.splitlines())
+    return "\n".join(line for line in lines if line)
