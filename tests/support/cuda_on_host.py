@@ -21,6 +21,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import numpy as np
 
+from darkbloom_core.engine import _decode_cuda
 from darkbloom_core.experts import _choice, _mxfp4_cuda
 
 RUNTIME = Path(__file__).with_suffix(".h")
@@ -30,6 +31,7 @@ MARGIN_BYTES = 256
 TYPES = {
     mx.bfloat16: ("bfloat16", np.uint16),
     mx.float32: ("float", np.float32),
+    mx.int32: ("int", np.int32),
     mx.uint32: ("unsigned int", np.uint32),
     mx.uint8: ("unsigned char", np.uint8),
 }
@@ -197,7 +199,8 @@ class CudaOnHost:
 
 
 def _forget_kernels() -> None:
-    for made in (_mxfp4_cuda._product, _mxfp4_cuda._list_kernel, _choice._choose, _choice._mix):
+    experts = (_mxfp4_cuda._product, _mxfp4_cuda._list_kernel, _choice._choose, _choice._mix)
+    for made in (*experts, _decode_cuda._attend):
         made.cache_clear()
 
 
