@@ -4,6 +4,7 @@ Everything about a step that is not data is its ``DecodeShape``: which lanes, ho
 each row looks at, which rings have wrapped. With an exact shape every view is as long as
 what it holds and needs no mask unless rows differ; with a rounded one the views are a
 little longer and masked, so that one shape, and one compiled graph, serves many steps.
+On CUDA a kernel attends for all rows by their lengths, and needs neither views nor masks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import mlx.core as mx
 
 from darkbloom_core.contracts import LayerCache, LayerKind
 from darkbloom_core.engine._caches import AttendingCache, BorrowingCache, RecurrentCache, attention, written
+from darkbloom_core.engine._decode_cuda import attend_rows, serves
 from darkbloom_core.engine._kv import KvPair, KvStore, Row, is_full
 
 ROUNDED_KEYS = 64
@@ -22,6 +24,9 @@ ROUNDED_KEYS = 64
 
 STACK_SHARE = 0.75
 """Rows of the shared slab attend in one call if at least this share of the keys it would look at are their own."""
+
+MLX_FUSED_DIMS = (64, 96, 128)
+"""Head sizes for which MLX has a CUDA kernel for one row without a mask."""
 
 STACK_SLACK_KEYS = 64
 """A call of its own costs a row about as much as looking at this many keys."""
@@ -201,6 +206,8 @@ class DecodeWindow(AttendingCache):
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
         step, ring, shape = self._step, self._ring, self._step.shape
+        if _is_for_kernel(shape, q, ring):
+            return attend_rows(q, ring.k, ring.v, step.lanes, step.offsets, scale=kind.scale, sinks=sinks)
         if shape.exact and len(shape.lanes) == 1:
             k, v = ring.view(shape.first_lane, 0, min(shape.views[0], ring.tokens))
             return attention(q, k, v, scale=kind.scale, sinks=sinks)
@@ -213,7 +220,10 @@ class DecodeWindow(AttendingCache):
 
 
 class DecodeFull(AttendingCache):
-    """A full layer: rows of the shared slab attend in one call where their lengths are near, others one by one."""
+    """A full layer: rows of the shared slab attend in one call where their lengths are near, others one by one.
+
+    A kernel takes all rows of the shared slab in one call, whatever their lengths.
+    """
 
     def __init__(self, step: DecodeStep, kind: LayerKind, arrays: LayerArrays) -> None:
         self._step = step
@@ -238,7 +248,9 @@ class DecodeFull(AttendingCache):
 
     def look(self, q: mx.array, kind: LayerKind, sinks: mx.array | None) -> mx.array:
         """Attend without writing; ``kind`` is the asking layer's own."""
-        step, shape = self._step, self._step.shape
+        step, shape, slab = self._step, self._step.shape, self._slab
+        if slab is not None and all(shape.shared) and _is_for_kernel(shape, q, slab):
+            return attend_rows(q, slab.k, slab.v, step.lanes, step.offsets, scale=kind.scale, sinks=sinks)
         if shape.stacked:
             assert self._slab is not None
             first, end, keys = shape.first_lane, shape.first_lane + shape.lane_count, max(shape.views)
@@ -274,6 +286,12 @@ class DecodeFull(AttendingCache):
         if not self._step.shape.exact:
             mask = (mx.arange(keys) <= self._step.offsets[row])[None, None, None]
         return attention(q, k, v, scale=kind.scale, mask=mask, sinks=sinks)
+
+
+def _is_for_kernel(shape: DecodeShape, q: mx.array, pair: KvPair) -> bool:
+    """Whether all rows attend to ``pair``, a slab, in one call of our own kernel."""
+    is_alone = shape.exact and len(shape.lanes) == 1 and q.shape[-1] in MLX_FUSED_DIMS
+    return not is_alone and serves(q, pair.k, pair.v)
 
 
 def _lane_order(shape: DecodeShape) -> mx.array:

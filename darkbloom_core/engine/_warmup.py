@@ -115,10 +115,14 @@ def batch_sizes(rows: int) -> tuple[int, ...]:
 
 
 def _rarer_kernels(model: LoadedModel, store: KvStore, rows: int) -> None:
-    """What not every step runs: lanes with a hole between them, a pack of uneven prompts, every way to sample."""
+    """What not every step runs: lanes with a hole between them, a row beside the slab, a pack of uneven prompts, every way to sample."""
     if rows >= 3:
         steps = _Steps(model, store, 3, None)
         steps.leave(1)
+        steps.run(2, chained=False)
+        steps.close()
+    if mx.cuda.is_available() and store.shared_tokens:  # a kernel of ours attends for rows of the slab alone
+        steps = _Steps(model, store, 1, None, prompt_tokens=store.shared_tokens)
         steps.run(2, chained=False)
         steps.close()
     if rows >= 2 and can_pack(store.layers):
@@ -179,15 +183,23 @@ def _look(model: LoadedModel, vision: VisionSeam, store: KvStore, grid: int, *, 
 
 
 class _Steps:
-    """A few greedy decode steps of scratch rows, in one of the ways to choose from."""
+    """A few greedy decode steps of scratch rows, in one of the ways to choose from.
+
+    Rows are stored as those of ``prompt_tokens`` are.
+    """
 
     def __init__(
-        self, model: LoadedModel, store: KvStore, count: int, compiled: CompiledDecode | None
+        self,
+        model: LoadedModel,
+        store: KvStore,
+        count: int,
+        compiled: CompiledDecode | None,
+        prompt_tokens: int = 1,
     ) -> None:
         self._model = model
         self._store = store
         self._compiled = compiled
-        self._rows: list[Row] = [store.open_row(1, TIMED_STEPS * 4) for _ in range(count)]
+        self._rows: list[Row] = [store.open_row(prompt_tokens, TIMED_STEPS * 4) for _ in range(count)]
         self._position = 0
         self._tokens = mx.zeros((count,), mx.int32)
 

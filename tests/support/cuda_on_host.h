@@ -61,6 +61,13 @@ static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 #define __expf expf  // glibc has declared the name
 static float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 
+static float __uint_as_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+static float __int_as_float(int bits) { return __uint_as_float(bits); }
+
 // "Data Movement and Conversion Instructions: prmt": each four bits of the selector name a byte of (high, low).
 static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const uint64_t bytes = ((uint64_t)high << 32) | low;

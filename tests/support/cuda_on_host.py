@@ -21,6 +21,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import numpy as np
 
+from darkbloom_core.engine import _decode_cuda
 from darkbloom_core.experts import _choice, _mxfp4_cuda
 from darkbloom_core.fused import _heads, _residual
 
@@ -31,6 +32,7 @@ MARGIN_BYTES = 256
 TYPES = {
     mx.bfloat16: ("bfloat16", np.uint16),
     mx.float32: ("float", np.float32),
+    mx.int32: ("int", np.int32),
     mx.uint32: ("unsigned int", np.uint32),
     mx.int32: ("int", np.int32),
     mx.uint8: ("unsigned char", np.uint8),
@@ -45,6 +47,7 @@ MADE = (
     _choice._mix,
     _residual._kernel,
     _heads._kernel,
+    _decode_cuda._attend,
 )
 """What keeps kernels: MLX's and those of the host must not get mixed."""
 
