@@ -1,7 +1,8 @@
-"""Whether a request that reuses a prefix has the bits of one that computes it: every logit, and a control.
+"""Whether a request that reuses a prefix has the bits of one that computes it: every logit, and two controls.
 
-The control reuses what another cut of the prompt computed. That it differs shows that the
-device's bits depend on the cut, so that their equality above means something.
+The controls reuse what another cut of the prompt computed, and what decode steps did. Where
+one differs, the device's bits depend on how a prefix was computed, so that their equality
+above means something.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from darkbloom_core.contracts import Array, LoadedModel, Prompt
-from darkbloom_core.engine import Engine, GenerationRequest, OutputEnd, PlainParser, SamplingParams
+from darkbloom_core.engine import (
+    Engine,
+    GenerationRequest,
+    OutputDelta,
+    OutputEnd,
+    PlainParser,
+    SamplingParams,
+)
 from darkbloom_core.prefix import BLOCK_TOKENS
 
 NEW_TOKENS = 8
@@ -38,10 +46,11 @@ class RecordingModel:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """``logits`` has the bytes of each step's ``[1, V]``."""
+    """``logits`` has the bytes of each step's ``[1, V]``, ``tokens`` the answer."""
 
     cached: int
     logits: tuple[bytes, ...]
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +74,17 @@ class Bits:
         self._model = model
         self._ids = itertools.count()
 
-    def run(self, prompt: Sequence[int], *, cold: bool = False) -> Ran:
+    def run(self, prompt: Sequence[int], *, cold: bool = False, new_tokens: int = NEW_TOKENS) -> Ran:
         """A cold request is in a scope of its own, so that it finds nothing."""
         name = f"bits-{next(self._ids)}"
         request = GenerationRequest(
             id=name,
             prompt=Prompt(tuple(prompt)),
             parser=PlainParser(),
-            max_tokens=NEW_TOKENS,
-            sampling=SamplingParams(temperature=0.0),
+            max_tokens=new_tokens,
+            sampling=SamplingParams(
+                temperature=0.0, logprobs=0
+            ),  # each token is told, whether it has text or not
             ignore_stop_ids=True,
             scope=name if cold else None,
         )
@@ -84,7 +95,10 @@ class Bits:
         if end.error is not None:
             raise end.error
         kept = tuple(bytes(memoryview(cast(Any, logits))) for logits in self._model.kept[:NEW_TOKENS])
-        return Ran(end.usage.cached_tokens, kept)
+        tokens = tuple(
+            one.token for event in events[:-1] if isinstance(event, OutputDelta) for one in event.logprobs
+        )
+        return Ran(end.usage.cached_tokens, kept, tokens)
 
     def compare(self, what: str, prompt: Sequence[int]) -> Compared:
         """Run ``prompt`` with what is remembered, and cold."""
@@ -128,6 +142,18 @@ def compare_off_grid(bits: Bits, vocab_size: int, tokens: int, say: Callable[[st
     prompt = [chance.randrange(vocab_size) for _ in range(tokens)]
     bits.run(prompt[:BLOCK_TOKENS])
     found = bits.compare("off the grid", prompt)
+    say(f"{found}")
+    return found
+
+
+def compare_decoded(bits: Bits, vocab_size: int, say: Callable[[str], None]) -> Compared:
+    """A conversation whose second block ends in what decode steps computed; for an engine whose reuse is relaxed."""
+    chance = random.Random(3)
+    prompt = [chance.randrange(vocab_size) for _ in range(2 * BLOCK_TOKENS - 50)]
+    answer = bits.run(prompt, new_tokens=60).tokens
+    found = bits.compare(
+        "decoded", [*prompt, *answer, *(chance.randrange(vocab_size) for _ in range(BLOCK_TOKENS))]
+    )
     say(f"{found}")
     return found
 

@@ -127,7 +127,7 @@ def _bits(
 ) -> None:
     """Compare every logit of warm requests with those of cold ones; leaves with 1 if a bit differs."""
     lengths = _numbers("--prompt-tokens", prompt_tokens)
-    from darkbloom_bench._bits import Bits, RecordingModel, compare_exact, compare_off_grid
+    from darkbloom_bench._bits import Bits, RecordingModel, compare_decoded, compare_exact, compare_off_grid
     from darkbloom_bench._machine import this_machine
     from darkbloom_bench._subject import longest
     from darkbloom_core.engine import EngineOptions
@@ -151,11 +151,14 @@ def _bits(
     coarse = replace(options, chunk_tokens=8 * grid)
     relaxed = replace(exact_reuse(subject, coarse), relaxed=True)
     with _engine(subject, lambda: loaded[0], coarse, most, relaxed) as engine:
-        control = compare_off_grid(Bits(engine, loaded[0]), vocabulary, max(lengths), say)
+        controls = [
+            compare_off_grid(Bits(engine, loaded[0]), vocabulary, max(lengths), say),
+            compare_decoded(Bits(engine, loaded[0]), vocabulary, say),
+        ]
     if json_file is not None:
-        text = json.dumps([asdict(each) for each in (*found, control)], indent=2)
+        text = json.dumps([asdict(each) for each in (*found, *controls)], indent=2)
         json_file.write_text(text + "\n")
-    for each in (*found, control):
+    for each in (*found, *controls):
         typer.echo(
             f"{each.what}: {each.prompt_tokens} tokens, {each.cached_tokens} cached, "
             f"{each.differing_steps} of {each.steps} steps differ, {each.differing_logits} of {each.logits} logits"

@@ -49,13 +49,16 @@ def test_warm_requests_are_timed_beside_cold_ones_and_the_peers(bench, tmp_path,
 def test_bits_are_compared_and_a_control_is_run(bench, tmp_path, capsys):
     file = tmp_path / "bits.json"
     assert bench("prefix-bits", "--model", "demo/gpt-oss", "--prompt-tokens", "257", "--json", str(file)) == 0
-    repeated, grown, control = json.loads(file.read_text())
-    assert (repeated["what"], grown["what"], control["what"]) == ("repeated", "grown", "off the grid")
+    repeated, grown, *controls = json.loads(file.read_text())
+    assert (repeated["what"], grown["what"]) == ("repeated", "grown")
+    assert [(each["what"], each["cached_tokens"]) for each in controls] == [
+        ("off the grid", 256),
+        ("decoded", 512),
+    ]
     for one in (repeated, grown):
         assert (one["cached_tokens"], one["steps"]) == (256, 8)
         assert (one["differing_steps"], one["differing_logits"]) == (0, 0)
         assert one["logits"] >= 8 * 1000
-    assert control["cached_tokens"] == 256
     assert "grown: 590 tokens, 256 cached, 0 of 8 steps differ" in capsys.readouterr().out
 
 
@@ -63,9 +66,9 @@ class Answers(Bits):
     """Bits of runs that are given."""
 
     def __init__(self, warm, cold):
-        self._given = {False: Ran(256, warm), True: Ran(0, cold)}
+        self._given = {False: Ran(256, warm, ()), True: Ran(0, cold, ())}
 
-    def run(self, prompt, *, cold=False):
+    def run(self, prompt, *, cold=False, new_tokens=8):
         return self._given[cold]
 
 
