@@ -120,6 +120,7 @@ class DecodeStep:
         self.offsets = offsets
         self._masks: dict[int, mx.array] = {}
         self._slots: dict[int, mx.array] = {}
+        self._starts: dict[tuple[int, int], mx.array] = {}
         self.lanes = mx.array(list(shape.lanes))
         self.order = self._places = None
         if shape.has_holes:
@@ -132,6 +133,13 @@ class DecodeStep:
         if window not in self._slots:
             self._slots[window] = self.offsets % window
         return self._slots[window]
+
+    def start(self, row: int, lane: int) -> mx.array:
+        """``[2]`` int32: ``lane`` and the token where row ``row`` is written."""
+        if (row, lane) not in self._starts:
+            one = mx.array([lane], mx.int32)
+            self._starts[row, lane] = mx.concatenate([one, self.offsets[row : row + 1]])
+        return self._starts[row, lane]
 
     def mask(self, keys: int) -> mx.array:
         """``[lanes, 1, 1, keys]`` bool: the first ``offset + 1`` keys of each lane from the first row's to the last's.
@@ -274,7 +282,7 @@ class DecodeFull(AttendingCache):
         if self._step.shape.exact:
             pair.write(lane, k, v, self._step.shape.views[row] - 1)
             return
-        place = mx.concatenate([mx.array([lane], mx.int32), self._step.offsets[row : row + 1]])
+        place = self._step.start(row, lane)
         pair.k = mx.slice_update(pair.k, k, place, (0, 2))
         pair.v = mx.slice_update(pair.v, v, place, (0, 2))
 

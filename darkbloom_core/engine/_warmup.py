@@ -94,10 +94,15 @@ def warm_up(
         _rarer_kernels(model, store, rows)
     tower = None if model.vision is None else _look(model, model.vision, store, grid, first=not on_cpu)
     activations = max(0, mx.get_peak_memory() - resident)
-    compiled = CompiledDecode(model)
+    graphs = CompiledDecode(model)
+    compiled, compiled_alone = (
+        _choose_compiled(model, store, size, graphs, allowed.compiled) for size in (rows, 1)
+    )
+    if (compiled or compiled_alone) and not on_cpu and store.shared_tokens:
+        _beside_the_slab(model, store, graphs)
     return Choices(
-        compiled=_choose_compiled(model, store, rows, compiled, allowed.compiled),
-        compiled_alone=_choose_compiled(model, store, 1, compiled, allowed.compiled),
+        compiled=compiled,
+        compiled_alone=compiled_alone,
         chained=_choose_chained(model, store, rows, allowed.chained),
         packed=_choose_packed(model, store, rows, allowed.packed),
         layer_seconds=chunk / len(store.layers),
@@ -121,10 +126,8 @@ def _rarer_kernels(model: LoadedModel, store: KvStore, rows: int) -> None:
         steps.leave(1)
         steps.run(2, chained=False)
         steps.close()
-    if mx.cuda.is_available() and store.shared_tokens:  # a kernel of ours attends for rows of the slab alone
-        steps = _Steps(model, store, 1, None, prompt_tokens=store.shared_tokens)
-        steps.run(2, chained=False)
-        steps.close()
+    if mx.cuda.is_available() and store.shared_tokens:
+        _beside_the_slab(model, store, None)
     if rows >= 2 and can_pack(store.layers):
         _pack(model, store, 2, shorter=1)
     params = SamplingParams(
@@ -139,6 +142,13 @@ def _rarer_kernels(model: LoadedModel, store: KvStore, rows: int) -> None:
         logits, steps_done = mx.zeros((len(some), vocabulary)), [0] * len(some)
         mask = token_mask([bytes([255]) * (vocabulary // 8 + 1), *[None] * (len(some) - 1)], vocabulary)
         mx.eval(*(sampler.sample(logits, steps_done, allowed) for allowed in (mask, None)))
+
+
+def _beside_the_slab(model: LoadedModel, store: KvStore, compiled: CompiledDecode | None) -> None:
+    """A row with buffers of its own: on CUDA a kernel of ours attends for the others."""
+    steps = _Steps(model, store, 1, compiled, prompt_tokens=store.shared_tokens)
+    steps.run(2, chained=False)
+    steps.close()
 
 
 def _check_repeats(prefill: Callable[[], mx.array]) -> None:
