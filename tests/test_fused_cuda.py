@@ -90,9 +90,11 @@ class Residual:
 
     def wanted(self) -> list[np.ndarray]:
         terms = [(floats(term.value), term.weight) for term in self.given]
-        found = sum(values if weight is None else normed(values, weight) for values, weight in terms)
-        found = floats(self.x) + (normed(found, self.weight(5)) if self.normed else found)
-        found = found * (0.5 if self.scaled else 1)
+        found = floats(self.x)
+        if terms:
+            joined = sum(values if weight is None else normed(values, weight) for values, weight in terms)
+            found = found + (normed(joined, self.weight(5)) if self.normed else joined)
+            found = found * (0.5 if self.scaled else 1)
         return [found, *(normed(found, self.weight(6 + number)) for number in range(self.norms))]
 
 
@@ -159,6 +161,7 @@ RESIDUALS = [
     Residual(96, terms=(False, True), scaled=True, norms=2),
     Residual(2880, tokens=2, terms=(True,), norms=1),
     Residual(320, normed=True, norms=1, dtype=mx.float32),
+    Residual(704, terms=(), norms=1),
 ]
 HEADS = [
     Heads(64, 2, 1),
@@ -167,7 +170,7 @@ HEADS = [
     Heads(128, 3, 0),
     Heads(64, 8, 2, rows=5),
 ]
-ALL: list[Residual | Heads] = [*RESIDUALS, *HEADS]
+ALL: list[Residual | Heads] = [*RESIDUALS, Residual(320, terms=(), norms=1), *HEADS]
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +217,17 @@ def test_what_no_kernel_takes_goes_mlx_s_way(host: CudaOnHost) -> None:
         assert_near(one, values, roundings=4)
 
 
-@pytest.mark.parametrize(("terms", "norms"), [(0, 0), (3, 0), (1, 4)])
+def test_the_norm_of_a_sum_has_the_bits_of_the_sum_s_norm(host: CudaOnHost) -> None:
+    """A slice of layers that begins with a norm gives what one that goes on from the layer before gives."""
+    case = RESIDUALS[1]
+    with host:
+        joined, beside = case()
+        joined_again, alone = residual_norms(joined, [], epsilon=EPSILON, norms=[case.weight(6)])
+    assert joined_again is joined
+    assert mx.array_equal(beside.view(mx.uint16), alone.view(mx.uint16))
+
+
+@pytest.mark.parametrize(("terms", "norms"), [(3, 0), (1, 4)])
 def test_more_than_a_kernel_takes_is_refused(terms: int, norms: int) -> None:
     x, weight = array(1, 2, 8), mx.ones((8,))
     with pytest.raises(ValueError, match="terms"):

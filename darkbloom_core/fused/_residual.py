@@ -47,7 +47,7 @@ _SOURCE = """
     }
   };
   float sum[OWN];
-  load(a, sum);
+  load(TERMS > 0 ? a : x, sum);
   if (NORM_A) {
     const float scale = scale_of(sum);
     #pragma unroll
@@ -66,7 +66,7 @@ _SOURCE = """
       if (element < HIDDEN) sum[at] += other[at] * (NORM_B ? scale * static_cast<float>(weight_b[element]) : 1.0f);
     }
   }
-  {
+  if (TERMS > 0) {
     const float scale = NORM_ALL ? scale_of(sum) : 1.0f;
     const float factor = SCALED ? static_cast<float>(scalar[0]) : 1.0f;
     #pragma unroll
@@ -113,21 +113,23 @@ def residual_norms(
     """``(x + norm(terms)) * scalar`` ``[..., H]``, and RMS norms of it, one for each weight ``[H]`` of ``norms``.
 
     ``norm`` is an RMS norm of ``weight`` over the sum of ``terms``, if there is one;
-    ``scalar`` is ``[1]``. One or two terms, all of the shape of ``x``; ``epsilon`` is that
-    of all norms. Raises ``ValueError`` for more terms or norms than a kernel takes.
+    ``scalar`` is ``[1]``. Up to two terms, all of the shape of ``x``; ``epsilon`` is that of
+    all norms. Without terms it is ``x`` and its norms, whose bits are those that the norms
+    of an equal sum have. Raises ``ValueError`` for more terms or norms than a kernel takes.
     """
-    if not 1 <= len(terms) <= MOST_TERMS or len(norms) > MOST_NORMS:
+    if len(terms) > MOST_TERMS or len(norms) > MOST_NORMS:
         raise ValueError(
-            f"one to {MOST_TERMS} terms and up to {MOST_NORMS} norms, not {len(terms)} and {len(norms)}"
+            f"up to {MOST_TERMS} terms and {MOST_NORMS} norms, not {len(terms)} and {len(norms)}"
         )
     if mx.cuda.is_available() and x.shape[-1] <= MOST_HIDDEN and _alike(x, terms):
         return _by_kernel(x, terms, epsilon, weight, scalar, norms)
-    found = _term(terms[0], epsilon)
-    for term in terms[1:]:
-        found = found + _term(term, epsilon)
-    joined = x + (found if weight is None else mx.fast.rms_norm(found, weight, epsilon))
-    if scalar is not None:
-        joined = joined * scalar
+    joined = x
+    if terms:
+        found = _term(terms[0], epsilon)
+        for term in terms[1:]:
+            found = found + _term(term, epsilon)
+        joined = x + (found if weight is None else mx.fast.rms_norm(found, weight, epsilon))
+        joined = joined if scalar is None else joined * scalar
     return (joined, *(mx.fast.rms_norm(joined, each, epsilon) for each in norms))
 
 
@@ -147,7 +149,7 @@ def _by_kernel(
     scalar: mx.array | None,
     norms: Sequence[mx.array],
 ) -> tuple[mx.array, ...]:
-    first, last = terms[0], terms[-1]
+    first, last = (terms[0], terms[-1]) if terms else (Term(x), Term(x))
     given = [first.weight, last.weight, weight, scalar]
     found = _kernel(len(norms), epsilon)(
         inputs=[
@@ -170,10 +172,10 @@ def _by_kernel(
         ],
         grid=(x.size // x.shape[-1] * _THREADS, 1, 1),
         threadgroup=(_THREADS, 1, 1),
-        output_shapes=[x.shape] * (1 + len(norms)),
+        output_shapes=[x.shape if terms else (1,), *[x.shape] * len(norms)],
         output_dtypes=[x.dtype] * (1 + len(norms)),
     )
-    return tuple(found)
+    return (found[0] if terms else x, *found[1:])
 
 
 @cache

@@ -10,6 +10,7 @@ nothing. Imported only by ``load``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -174,16 +175,24 @@ class DecoderLayer(Module):
             setattr(self, name, RMSNorm(hidden, eps=config.norm_epsilon))
 
     def __call__(
-        self, x: mx.array, per_layer_input: mx.array | None, offsets: mx.array, cache: LayerCache
-    ) -> mx.array:
-        """``x`` ``[B, L, H]`` and this layer's own input ``[B, L, P]``, or None in models without one."""
-        attended = Term(self.self_attn(self.input_layernorm(x), offsets, cache))
+        self,
+        x: mx.array,
+        normed: mx.array,
+        per_layer_input: mx.array | None,
+        offsets: mx.array,
+        cache: LayerCache,
+        following: Sequence[mx.array],
+    ) -> tuple[mx.array, ...]:
+        """``x`` ``[B, L, H]`` and its input norm, and this layer's own input ``[B, L, P]``, or None in models without one.
+
+        Gives what the next layer gets: ``x``, and its norms of the weights ``following``.
+        """
+        attended = Term(self.self_attn(normed, offsets, cache))
         weights = [self.pre_feedforward_layernorm.weight]
         if self._has_experts:
             weights += [self.pre_feedforward_layernorm_2.weight, self.router.norm_weight]
-        x, normed, *others = residual_norms(
-            x, [attended], weight=self.post_attention_layernorm.weight, epsilon=self._epsilon, norms=weights
-        )
+        after = self.post_attention_layernorm.weight
+        x, normed, *others = residual_norms(x, [attended], weight=after, epsilon=self._epsilon, norms=weights)
         found = [Term(self.mlp(normed))]
         if self._has_experts:
             of_experts, of_router = (each.reshape(-1, x.shape[-1]) for each in others)
@@ -194,11 +203,16 @@ class DecoderLayer(Module):
             ]
         after = self.post_feedforward_layernorm.weight
         if per_layer_input is None:
-            return residual_norms(x, found, weight=after, epsilon=self._epsilon, scalar=self.layer_scalar)[0]
+            return residual_norms(
+                x, found, weight=after, epsilon=self._epsilon, scalar=self.layer_scalar, norms=following
+            )
         (x,) = residual_norms(x, found, weight=after, epsilon=self._epsilon)
         gated = _gated(self.per_layer_input_gate(x), per_layer_input)
-        own = Term(self.per_layer_projection(gated), self.post_per_layer_input_norm.weight)
-        return residual_norms(x, [own], epsilon=self._epsilon, scalar=self.layer_scalar)[0]
+        own = [Term(self.per_layer_projection(gated))]
+        after = self.post_per_layer_input_norm.weight
+        return residual_norms(
+            x, own, weight=after, epsilon=self._epsilon, scalar=self.layer_scalar, norms=following
+        )
 
 
 class TextModel(Module):
@@ -290,9 +304,12 @@ class LoadedGemma4:
 
     def run_layers(self, inputs: Inputs, batch: Batch, first: int, last: int) -> Inputs:
         x, *others = inputs
+        layers, epsilon = self._model.layers, self._config.norm_epsilon
+        x, *norms = residual_norms(x, [], epsilon=epsilon, norms=[layers[first].input_layernorm.weight])
         for index in range(first, last):
             own = others[0][:, :, index] if others else None
-            x = self._model.layers[index](x, own, batch.offsets, batch.caches[index])
+            following = [layers[index + 1].input_layernorm.weight] if index + 1 < last else []
+            x, *norms = layers[index](x, norms[0], own, batch.offsets, batch.caches[index], following)
         return (x, *others)
 
     def logits(self, hidden: mx.array) -> mx.array:

@@ -120,12 +120,19 @@ class LoadedGptOss:
     def run_layers(self, inputs: Inputs, batch: Batch, first: int, last: int) -> Inputs:
         """Layers ``first`` to ``last - 1`` of hidden states ``[B, L, H]``."""
         (hidden,) = inputs
+        layers, epsilon = self._model.model.layers, self._config.rms_norm_eps
+        (_, normed) = residual_norms(
+            hidden, [], epsilon=epsilon, norms=[layers[first].input_layernorm.weight]
+        )
         for index in range(first, last):
-            layer = self._model.model.layers[index]
-            norm = layer.post_attention_layernorm
-            attended = Term(self._attend(index, layer.input_layernorm(hidden), batch))
-            hidden, normed = residual_norms(hidden, [attended], epsilon=norm.eps, norms=[norm.weight])
-            hidden = hidden + mix_experts(layer.mlp, normed)
+            layer = layers[index]
+            attended = Term(self._attend(index, normed, batch))
+            weight = layer.post_attention_layernorm.weight
+            hidden, normed = residual_norms(hidden, [attended], epsilon=epsilon, norms=[weight])
+            following = [layers[index + 1].input_layernorm.weight] if index + 1 < last else []
+            mixed = Term(mix_experts(layer.mlp, normed))
+            hidden, *norms = residual_norms(hidden, [mixed], epsilon=epsilon, norms=following)
+            normed = norms[0] if norms else normed
         return (hidden,)
 
     def logits(self, hidden: mx.array) -> mx.array:
