@@ -13,6 +13,7 @@ from darkbloom_core.contracts import LayerKind, MediaSpan
 from darkbloom_core.engine._scheduler import chunk_end
 from darkbloom_core.prefix import PART_NAMES, Costs, PartLayout, plan_reuse
 from darkbloom_core.prefix._keeping import last_boundaries
+from darkbloom_core.prefix._plan import PAYING_SHARE
 
 FULL = LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8)
 RECURRENT = LayerKind(state=((4,),))
@@ -138,9 +139,10 @@ def test_a_hit_that_is_taken_pays_and_a_longer_one_would_not(case, ram, disk, fi
         cost = spent(boundary)
         if boundary == plan.tokens:
             assert cost == pytest.approx(plan.fetch_milliseconds)
-            assert plan.saved_milliseconds == boundary > plan.fetch_milliseconds
+            assert plan.saved_milliseconds == boundary
+            assert plan.fetch_milliseconds <= PAYING_SHARE * boundary
         elif boundary > plan.tokens:
-            assert cost is None or boundary <= cost * (1 + 1e-9)
+            assert cost is None or PAYING_SHARE * boundary <= cost * (1 + 1e-9)
 
 
 LAYERS = (FULL, sliding(300))
@@ -231,6 +233,19 @@ def test_a_dear_tail_leaves_the_cheap_beginning():
     there = {**everything(4), **{(block, part): "disk" for block in range(4, 7) for part in PART_NAMES}}
     costs = Costs(prefill_milliseconds_per_token=1.0, fetch_milliseconds_per_byte={"ram": 0.0, "disk": 1.0})
     assert plan(2000, there, costs=costs).tokens == 1024
+
+
+@pytest.mark.parametrize(
+    ("share", "taken"), [(PAYING_SHARE - 0.01, 1792), (PAYING_SHARE + 0.01, 0), (0.99, 0)]
+)
+def test_a_hit_that_would_hardly_pay_is_not_taken(share, taken):
+    """Both times are estimates, and a hit must never be slower than none."""
+    costs = Costs(
+        prefill_milliseconds_per_token=1.0,
+        fetch_milliseconds_per_byte={"ram": 0.0},
+        hit_milliseconds=1792 * share,
+    )
+    assert plan(2000, everything(7), costs=costs).tokens == taken
 
 
 def test_the_bytes_to_reserve_are_those_of_all_fetches():

@@ -2,7 +2,7 @@
 
 Always true: reuse ends where a cold prefill would end a chunk, and leaves at least one token
 to compute; every part that is needed is there; a hit whose fetch takes
-longer than the prefill that it saves is not taken.
+nearly as long as the prefill that it saves, or longer, is not taken.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from darkbloom_core.prefix._layout import PartName, PromptParts
+
+PAYING_SHARE = 0.75
+"""A hit is taken if it is expected to take at most this share of what it saves: both are estimates."""
 
 Where: TypeAlias = Callable[[int, PartName], str | None]
 """Block number, part: the place that has it, the cheapest one if there are several, or None."""
@@ -82,7 +85,7 @@ def plan_reuse(parts: PromptParts, where: Where, costs: Costs) -> ReusePlan:
             one.size_bytes * costs.fetch_milliseconds_per_byte[one.place] for one in fetches
         )
         saved = boundary * costs.prefill_milliseconds_per_token
-        affordable = saved > spent
+        affordable = spent <= PAYING_SHARE * saved
         if affordable:
             return ReusePlan(
                 tokens=boundary,
