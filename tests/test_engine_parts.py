@@ -41,16 +41,16 @@ EVERY_KIND = [
 
 @pytest.mark.parametrize("layers", EVERY_KIND, ids=["windows", "sinks"])
 def test_a_prompt_in_parts_gets_what_it_gets_in_whole_chunks(parts, monkeypatch, layers):
-    model, prompt = ToyModel(layers), noise(700)
-    with Warm(model) as warm:
+    prompt = noise(600)
+    with Warm(ToyModel(layers)) as warm:
         parts(256, 32)
         cut = warm.run_cold(prompt)
         monkeypatch.setattr(_scheduler, "chunk_parts", lambda *_, **__: 1)
         whole = warm.run_cold(prompt)
-    assert whole.chunks == [(0, 256), (256, 256), (512, 188)]
+    assert whole.chunks == [(0, 256), (256, 256), (512, 88)]
     assert cut.chunks[:9] == [(0, 256), *((at, 32) for at in range(256, 512, 32))]
-    assert [length for _, length in cut.chunks[9:]] == [47] * 4
-    assert cut.tokens == whole.tokens == model.greedy(prompt, len(whole.tokens))
+    assert cut.chunks[9:] == [(512, 44), (556, 44)]
+    assert cut.tokens == whole.tokens
     for one, other in zip(cut.logits, whole.logits, strict=True):
         assert np.allclose(one, other, atol=1e-4)
 
@@ -58,9 +58,9 @@ def test_a_prompt_in_parts_gets_what_it_gets_in_whole_chunks(parts, monkeypatch,
 @pytest.mark.parametrize("layers", [EVERY_KIND[0], [window(300), full(), full(source=1), window(20)]])
 def test_a_warm_request_runs_the_rest_of_the_parts_of_a_cold_one_and_has_its_bits(parts, layers):
     parts(256, 32)
-    prompt = noise(900)
+    prompt = noise(700)
     with Warm(ToyModel(layers)) as warm:
-        for ids in (prompt, prompt, [*prompt[:800], *noise(200, 1)]):
+        for ids in (prompt, prompt, [*prompt[:600], *noise(100, 1)]):
             ran, cold = warm.run(ids), warm.run_cold(ids)
             assert len(cold.chunks) > 10
             assert ran.chunks == [part for part in cold.chunks if part[0] >= ran.cached]
@@ -116,7 +116,7 @@ def test_between_two_decode_steps_one_part_of_one_layer_runs(beside):
     assert engine._loop.runner.part_seconds.of(1, 4) > 0
 
 
-@pytest.mark.parametrize("at", [1, 7, 8, 12, 30])
+@pytest.mark.parametrize("at", [7, 8, 30])
 def test_a_request_that_is_cancelled_between_parts_leaves_nothing(beside, at):
     engine, decoding, model = beside
     model.at_unit = lambda count: gone.cancel() if count == at else None

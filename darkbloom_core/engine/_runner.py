@@ -334,7 +334,6 @@ class Runner:
         if piece.is_pack:
             return [self._begin_pack(lives, piece.end)]
         (live,) = lives
-        self._store.make_room(_row(live), piece.end)  # now: what grows would leave earlier parts behind
         return [self._begin_part(live, start, end) for start, end in piece.part_bounds]
 
     def _begin_part(self, live: Live, start: int, end: int) -> _Part:
