@@ -12,7 +12,7 @@ import pytest
 from toy_engine import is_empty, request, start, wait_for
 from toy_family import ToyCodec, ToyModel, full, recurrent, tokens_of, window
 
-from darkbloom_core.engine import Engine, _runner
+from darkbloom_core.engine import Engine, _runner, _scheduler
 from darkbloom_core.engine._kv import KvPair
 from darkbloom_core.errors import GenerationFailed
 
@@ -163,6 +163,14 @@ def test_no_kv_and_no_state_is_copied_when_rows_join_and_leave(build, ways, gran
     assert bool(engine._loop.store.shared_tokens) == (grant > 1 << 20)
     play_joins_and_leaves(engine, model)
     assert len(model.places) >= 2
+    assert model.moved() == 0
+
+
+@pytest.mark.parametrize("grant", [1 << 25, 1 << 20], ids=["slab", "own buffers"])
+def test_no_kv_and_no_state_is_copied_where_a_chunk_goes_in_parts(build, monkeypatch, grant):
+    monkeypatch.setattr(_scheduler, "chunk_parts", lambda start, end, on_cpu: 4 if end - start > 4 else 1)
+    model = Pointing([window(8), full(), window(8, source=0), full(source=1), recurrent(), window(3)])
+    play_joins_and_leaves(build(model, grant=grant, chained=False, max_rows=4), model)
     assert model.moved() == 0
 
 

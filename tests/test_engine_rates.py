@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from darkbloom_core.engine._rates import LayerSeconds, Rate, Rates
+from darkbloom_core.engine._rates import LayerSeconds, PartSeconds, Rate, Rates
 
 
 def test_the_first_sample_stands_for_itself_and_later_ones_weigh_three_tenths():
@@ -73,3 +73,11 @@ def test_without_a_measurement_the_first_one_stands_for_itself():
     found = LayerSeconds(256, 256, None)
     found.took(200, 4, 0.040)
     assert found.value == pytest.approx(0.010)
+
+
+def test_parts_are_timed_for_each_layer_and_number_of_parts_by_themselves():
+    found = PartSeconds(256)
+    found.took(0, 8, 256, 0.060)
+    found.took(1, 8, 256, 0.002)
+    found.took(1, 8, 100, 0.001)
+    assert (found.of(0, 8), found.of(1, 8), found.of(0, 4), found.of(2, 8)) == (0.060, 0.002, None, None)

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from scheduler_life import longest_wait, play
 
 from darkbloom_core.contracts import MediaSpan
-from darkbloom_core.engine._scheduler import PRIORITY_ARRIVALS, Scheduler, chunk_end
+from darkbloom_core.engine._scheduler import (
+    LEAST_PART_TOKENS,
+    PART_KEYS,
+    PART_WORK,
+    PRIORITY_ARRIVALS,
+    ChunkSlice,
+    Scheduler,
+    chunk_end,
+    chunk_parts,
+)
 from darkbloom_core.engine._sequence import Sequence
 
 
@@ -90,6 +99,80 @@ def test_a_chunk_runs_whole_when_nobody_decodes_and_in_slices_when_somebody_does
             (plan.prefill.start, plan.prefill.end, plan.prefill.first_layer, plan.prefill.last_layer)
         )
     assert pieces == [(0, 16, 0, 3), (0, 16, 3, 6), (0, 16, 6, 9), (0, 16, 9, 10)]
+
+
+# --- parts of a chunk -------------------------------------------------------------------------
+
+
+@given(start=st.integers(0, 200_000), tokens=st.integers(1, 512))
+def test_parts_cover_a_chunk_and_are_as_many_as_its_place_says(start, tokens):
+    end = start + tokens
+    parts = chunk_parts(start, end, on_cpu=True)
+    assert chunk_parts(start, end, on_cpu=False) == 1
+    assert parts == 1 or end > PART_KEYS
+    bounds = ChunkSlice((), start, end, 0, 0, parts).part_bounds
+    assert [place for bound in bounds for place in range(*bound)] == list(range(start, end))
+    lengths = [last - first for first, last in bounds]
+    assert max(lengths) - min(lengths) <= 1
+    if parts > 1:
+        assert min(lengths) >= LEAST_PART_TOKENS
+        assert 2 * tokens * end > parts * PART_WORK
+    if end > PART_KEYS and tokens >= 2 * parts * LEAST_PART_TOKENS:
+        assert tokens * end <= parts * PART_WORK
+
+
+def test_a_chunk_of_256_tokens_has_twice_as_many_parts_behind_twice_as_many_keys():
+    ends = [256, 1024, 1280, 2048, 2304, 4096, 4352, 8192, 8448, 100_096]
+    assert [chunk_parts(end - 256, end, on_cpu=True) for end in ends] == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
+
+
+def _beside_one_that_decodes(prompt: int, layers: int, *, on_cpu: bool = True, **more):
+    scheduler = Scheduler(max_rows=2, layers=layers, grid=256, on_cpu=on_cpu)
+    decoding, deep = _sequence("decoding", 4, 99), Sequence("deep", prompt, 9, **more)
+    decoding.prefilled, decoding.launched = 4, 1
+    deep.prefilled = prompt - 256
+    running(scheduler, decoding, deep)
+    return scheduler, decoding, deep
+
+
+def test_of_a_chunk_in_parts_at_most_what_fits_into_a_slice_runs_between_two_decode_steps():
+    """Layer 1 is three times as slow as the others, and of layer 3 one part does not fit at all."""
+    scheduler, decoding, _ = _beside_one_that_decodes(4096, 4)
+    planned, units = [], []
+    for _ in range(10):
+        plan = scheduler.plan(99, 99, lambda layer, parts: [0.25, 0.75, 0.25, 3.0][layer] * 4 / parts)
+        assert plan.decode == (decoding,)
+        pieces = list(plan.prefill.pieces())
+        planned.append(len(pieces))
+        for piece in pieces:
+            (first, last) = piece.part_bounds[piece.first_part]
+            units.append((piece.first_layer, first, last))
+            assert len(list(piece.pieces())) == 1
+    assert planned == [4, 1, 1, 1, 2, 3, 1, 1, 1, 1]
+    starts = range(3840, 4096, 64)
+    assert units == [(layer, start, start + 64) for layer in range(4) for start in starts]
+    assert scheduler._chunk is None
+
+
+def test_a_part_that_was_never_timed_runs_alone_and_without_decoding_all_of_the_chunk_runs():
+    scheduler, decoding, deep = _beside_one_that_decodes(4096, 3)
+    first, second = scheduler.plan(9).prefill, scheduler.plan(9).prefill
+    assert [len(list(one.pieces())) for one in (first, second)] == [1, 1]
+    scheduler.remove(decoding)
+    rest = scheduler.plan(9).prefill
+    assert (rest.first_layer, rest.first_part, rest.last_layer, rest.last_part) == (0, 2, 3, 0)
+    assert len(list(rest.pieces())) == 10
+    assert rest.sequences == (deep,)
+
+
+def test_a_chunk_with_a_picture_in_it_and_every_chunk_of_an_accelerator_has_one_part():
+    for on_cpu, spans in ((True, (MediaSpan(3900, 4, 0),)), (False, ())):
+        scheduler, *_ = _beside_one_that_decodes(4096, 4, on_cpu=on_cpu, spans=spans)
+        piece = scheduler.plan(3).prefill
+        assert (piece.parts, piece.first_layer, piece.last_layer) == (1, 0, 3)
+        assert list(piece.pieces()) == [piece]
+    scheduler, *_ = _beside_one_that_decodes(4096, 4, spans=(MediaSpan(30, 4, 0),))
+    assert scheduler.plan(3).prefill.parts == 4
 
 
 def test_removing_a_sequence_in_the_middle_of_its_chunk_forgets_the_chunk():

@@ -65,6 +65,7 @@ def build(name: str, model: LoadedModel, share: Share, options: EngineOptions) -
         pack_tokens=PACK_CHUNKS * options.chunk_tokens if choices.packed else 0,
         tower_layers=0 if model.vision is None else model.vision.tower_layers,
         picture_tokens=1 if model.vision is None else model.vision.most_soft_tokens,
+        on_cpu=_is_on_cpu(),
     )
     return Parts(store, scheduler, choices)
 
@@ -122,7 +123,7 @@ def _fixed_size(model: LoadedModel, rows: int) -> int:
 
 
 def _choose(model: LoadedModel, store: KvStore, rows: int, options: EngineOptions) -> Choices:
-    on_cpu = not (mx.metal.is_available() or mx.cuda.is_available())
+    on_cpu = _is_on_cpu()
     eager = options.deterministic or (on_cpu and options.compiled is None)
     allowed = Allowed(
         compiled=False if eager else options.compiled,
@@ -130,3 +131,7 @@ def _choose(model: LoadedModel, store: KvStore, rows: int, options: EngineOption
         packed=False if options.deterministic else options.packed,
     )
     return warm_up(model, store, options.chunk_tokens, rows, allowed, on_cpu=on_cpu)
+
+
+def _is_on_cpu() -> bool:
+    return not (mx.metal.is_available() or mx.cuda.is_available())

@@ -76,6 +76,7 @@ class ChunkBatch:
         pictures = tuple((first - start, end - start) for first, end in picture_runs(spans))
         self._chunk = Chunk(start, length, pictures)
         self._store = store
+        self._lenders = {kind.source for kind in store.layers}
         self.caches: list[LayerCache] = []
         for index, kind in enumerate(store.layers):
             self.caches.append(self._cache(index, kind, row))
@@ -102,7 +103,7 @@ class ChunkBatch:
         slab = self._store.slabs[index]
         if not is_full(kind):
             assert slab is not None
-            return ChunkWindow(self._chunk, kind, slab, row.lane)
+            return ChunkWindow(self._chunk, kind, slab, row.lane, lends=index in self._lenders)
         if row.buffers is not None:
             return ChunkFull(self._chunk, kind, row.buffers[index], 0)
         assert slab is not None
@@ -133,12 +134,13 @@ class ChunkFull(AttendingCache):
 
 
 class ChunkWindow(AttendingCache):
-    """A sliding layer of one row. What it attended to is kept until the chunk is done: a borrower may ask for it."""
+    """A sliding layer of one row. If it ``lends``, what it attended to is kept until the chunk is done."""
 
-    def __init__(self, chunk: Chunk, kind: LayerKind, pair: KvPair, lane: int) -> None:
+    def __init__(self, chunk: Chunk, kind: LayerKind, pair: KvPair, lane: int, *, lends: bool) -> None:
         self._chunk = chunk
         self._kind = kind
         self._lane = lane
+        self._lends = lends
         self._seen: tuple[mx.array, mx.array] | None = None
         self.pair = pair
 
@@ -154,6 +156,8 @@ class ChunkWindow(AttendingCache):
                 mx.concatenate([history[1], v], axis=2),
             )
         out = self.look(q, self._kind, sinks)
+        if not self._lends:
+            self._seen = None  # a window for each layer, and in a chunk of parts for each of them
         self.pair.ring_write(self._lane, k, v, self._chunk.start)
         return out
 

@@ -143,6 +143,7 @@ class Loop:
         plan = self.scheduler.plan(
             self._layers_per_slice(self.runner.layer_seconds.value),
             self._layers_per_slice(self.runner.tower_layer_seconds.value),
+            self._part_share,
         )
         if plan.is_empty and self.runner.is_idle:
             return self.reuse is not None and self.reuse.has_work
@@ -221,6 +222,11 @@ class Loop:
         if layer_seconds is None:
             return 1
         return max(1, int(SLICE_SHARE * self._options.slice_seconds / layer_seconds))
+
+    def _part_share(self, layer: int, parts: int) -> float:
+        """What one of a chunk's ``parts`` takes of a slice, in ``layer``; all of it, as long as none was timed."""
+        seconds = self.runner.part_seconds.of(layer, parts)
+        return 1.0 if seconds is None else seconds / (SLICE_SHARE * self._options.slice_seconds)
 
     def _in_order_of_lane(self, sequences: tuple[Sequence, ...]) -> tuple[Live, ...]:
         lives = [self._of(sequence) for sequence in sequences]

@@ -76,3 +76,25 @@ class LayerSeconds:
         elif 2 * tokens >= self._tokens or sample > self.value:
             weight = SLOWER if sample > self.value else SMOOTHING
             self.value += weight * (sample - self.value)
+
+
+class PartSeconds:
+    """Seconds that one part of a chunk takes in each layer, by how many parts the chunk has.
+
+    Layers are told apart, for where chunks have parts, those with a window may take a tenth of
+    the others. ``tokens`` are those of a whole chunk on the grid.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._found: dict[tuple[int, int], LayerSeconds] = {}
+
+    def of(self, layer: int, parts: int) -> float | None:
+        """Of one of so many parts; None if none has run yet."""
+        found = self._found.get((layer, parts))
+        return None if found is None else found.value
+
+    def took(self, layer: int, parts: int, tokens: int, seconds: float) -> None:
+        """One part of a chunk of ``tokens`` tokens."""
+        found = self._found.setdefault((layer, parts), LayerSeconds(self._tokens, self._tokens, None))
+        found.took(tokens, 1, seconds)

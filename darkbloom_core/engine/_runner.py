@@ -25,7 +25,7 @@ from darkbloom_core.engine._kv import KvStore, Row
 from darkbloom_core.engine._live import Launched, Live
 from darkbloom_core.engine._pack import PackBatch, last_positions
 from darkbloom_core.engine._pictures import PictureCache
-from darkbloom_core.engine._rates import LayerSeconds
+from darkbloom_core.engine._rates import LayerSeconds, PartSeconds
 from darkbloom_core.engine._reuse import Capture, Reuse
 from darkbloom_core.engine._sampling import Sampler, token_mask
 from darkbloom_core.engine._scheduler import SMALL_PICTURE, ChunkSlice, TowerSlice
@@ -41,11 +41,18 @@ class _Clock:
 
 
 @dataclass(slots=True)
-class _Chunk:
-    """A chunk or pack on its way: what its next layers get. It goes with its last slice."""
+class _Part:
+    """Tokens that go through a layer together, and what their next layer gets."""
 
     batch: ChunkBatch | PackBatch
     inputs: Inputs
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk, in one or several parts, or a pack on its way. It goes with its last slice."""
+
+    parts: list[_Part]
     clock: _Clock
 
 
@@ -93,6 +100,7 @@ class Runner:
         self.tower_layer_seconds = LayerSeconds(
             largest, largest // SMALL_PICTURE, choices.tower_layer_seconds
         )
+        self.part_seconds = PartSeconds(grid)
         self.decode_steps = 0
         self.prefill_tokens = 0
         self.output_tokens = 0
@@ -114,14 +122,16 @@ class Runner:
     def prefill(self, lives: tuple[Live, ...], piece: ChunkSlice) -> None:
         """Launch one slice of layers of one chunk or pack; with the last slice of a prompt comes its first token.
 
+        Parts are launched one after the other, for each reads what the one before has written.
         Raises ``StepFault``.
         """
-        try:
-            work = self._build_prefill(lives, piece)
-        except Exception as fault:
-            self._prefilling = None
-            raise StepFault(lives, fault) from fault
-        self._launch(work)
+        for one in piece.pieces():
+            try:
+                work = self._build_prefill(lives, one)
+            except Exception as fault:
+                self._prefilling = None
+                raise StepFault(lives, fault) from fault
+            self._launch(work)
 
     def look(self, live: Live, piece: TowerSlice) -> None:
         """Launch one slice of the tower's layers for one picture. Raises ``StepFault``."""
@@ -141,7 +151,7 @@ class Runner:
         """``row``'s sequence has ended: store nothing more for it."""
         if self._looking is not None and self._looking[0].row is row:
             self._looking = None
-        batch = self._prefilling.batch if self._prefilling is not None else None
+        batch = self._prefilling.parts[0].batch if self._prefilling is not None else None
         if isinstance(batch, PackBatch):
             if row in batch.rows:
                 batch.drop(row)
@@ -272,15 +282,17 @@ class Runner:
     # --- prefill ------------------------------------------------------------------
 
     def _build_prefill(self, lives: tuple[Live, ...], piece: ChunkSlice) -> Launched:
-        if piece.first_layer == 0:
-            self._prefilling = _Chunk(*self._begin(lives, piece), _Clock())
+        """Of a chunk in parts, ``piece`` is one part of one layer."""
+        if piece.first_layer == 0 and piece.first_part == 0:
+            self._prefilling = _Chunk(self._begin(lives, piece), _Clock())
         assert self._prefilling is not None
-        chunk, batch, clock = self._prefilling, self._prefilling.batch, self._prefilling.clock
-        inputs = self._model.run_layers(chunk.inputs, batch, piece.first_layer, piece.last_layer)
-        written = batch.written(piece.first_layer, piece.last_layer)
-        layers = piece.last_layer - piece.first_layer
+        part, clock = self._prefilling.parts[piece.first_part], self._prefilling.clock
+        batch, first, last = part.batch, piece.first_layer, max(piece.last_layer, piece.first_layer + 1)
+        inputs = self._model.run_layers(part.inputs, batch, first, last)
+        written = batch.written(first, last)
+        layers = last - first
         if piece.last_layer < self._layers:
-            chunk.inputs = inputs
+            part.inputs = inputs
             return Launched(
                 [*inputs],
                 lives,
@@ -318,20 +330,27 @@ class Runner:
 
         return Launched([tokens, *logprobs, *captured], lives, complete_prompt, written=written)
 
-    def _begin(self, lives: tuple[Live, ...], piece: ChunkSlice) -> tuple[ChunkBatch | PackBatch, Inputs]:
-        if not piece.is_pack:
-            ids = lives[0].request.prompt.ids[piece.start : piece.end]
-            spans = _spans_in(lives[0], piece)
-            chunk = ChunkBatch(self._store, _row(lives[0]), piece.start, len(ids), spans)
-            media = None
-            if spans:
-                moved = tuple(replace(span, start=span.start - piece.start) for span in spans)
-                media = MediaEmbeddings(moved, tuple(lives[0].seen.pop(span.picture) for span in spans))
-            return chunk, self._model.embed(mx.array([ids], mx.int32), media)
+    def _begin(self, lives: tuple[Live, ...], piece: ChunkSlice) -> list[_Part]:
+        if piece.is_pack:
+            return [self._begin_pack(lives, piece.end)]
+        (live,) = lives
+        return [self._begin_part(live, start, end) for start, end in piece.part_bounds]
+
+    def _begin_part(self, live: Live, start: int, end: int) -> _Part:
+        ids = live.request.prompt.ids[start:end]
+        spans = _spans_in(live, start, end)
+        batch = ChunkBatch(self._store, _row(live), start, len(ids), spans)
+        media = None
+        if spans:
+            moved = tuple(replace(span, start=span.start - start) for span in spans)
+            media = MediaEmbeddings(moved, tuple(live.seen.pop(span.picture) for span in spans))
+        return _Part(batch, self._model.embed(mx.array([ids], mx.int32), media))
+
+    def _begin_pack(self, lives: tuple[Live, ...], end: int) -> _Part:
         prompts = [live.request.prompt.ids for live in lives]
-        padded = [[*ids, *[0] * (piece.end - len(ids))] for ids in prompts]
+        padded = [[*ids, *[0] * (end - len(ids))] for ids in prompts]
         pack = PackBatch(self._store, [_row(live) for live in lives], [len(ids) for ids in prompts])
-        return pack, self._model.embed(mx.array(padded, mx.int32))
+        return _Part(pack, self._model.embed(mx.array(padded, mx.int32)))
 
     def _timed(
         self, lives: tuple[Live, ...], clock: _Clock, seconds: float, layers: int, piece: ChunkSlice
@@ -339,7 +358,10 @@ class Runner:
         for live in lives:
             live.progressed_at = time.monotonic()
         clock.seconds += seconds
-        self.layer_seconds.took(piece.tokens, layers, seconds)
+        if piece.parts == 1:
+            self.layer_seconds.took(piece.tokens, layers, seconds)
+        else:
+            self.part_seconds.took(piece.first_layer, piece.parts, piece.tokens, seconds)
 
     # --- what may be wanted again -------------------------------------------------
 
@@ -456,8 +478,8 @@ class Runner:
         wake_readers(live.stream for live in lives)
 
 
-def _spans_in(live: Live, piece: ChunkSlice) -> tuple[MediaSpan, ...]:
-    return tuple(span for span in live.sequence.spans if piece.start <= span.start < piece.end)
+def _spans_in(live: Live, start: int, end: int) -> tuple[MediaSpan, ...]:
+    return tuple(span for span in live.sequence.spans if start <= span.start < end)
 
 
 def _row(live: Live) -> Row:
