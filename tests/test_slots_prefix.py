@@ -170,7 +170,7 @@ def test_a_tier_that_cannot_be_opened_is_told_and_missing(setup, subject, caplog
 def test_the_machine_says_what_computes(monkeypatch):
     found = machine_numerics(Device("cpu"))
     assert found.backend == "cpu"
-    assert {"core", "blas"} <= found.kernels.keys()
+    assert {"core", "computation", "blas"} <= found.kernels.keys()
     monkeypatch.setenv("MLX_ENABLE_TF32", "1")
     assert machine_numerics(Device("cpu")).kernels["MLX_ENABLE_TF32"] == "1"
 

@@ -16,6 +16,10 @@ VARIABLES = ("MLX_ENABLE_TF32", "MLX_USE_CUDA_GRAPHS")
 """Of MLX's own environment variables those that choose how something is computed."""
 
 
+COMPUTATION = "2"
+"""Another one for each change of a bit that comes without another version: cuts into parts, kernels of our own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineNumerics:
     """``kernels`` has the versions of what computes, and the choices that were made for it."""
@@ -30,7 +34,7 @@ def machine_numerics(device: Device) -> MachineNumerics:
     """This machine, with MLX imported."""
     import mlx.core as mx
 
-    kernels = {"core": version("darkbloom-core")}
+    kernels = {"core": version("darkbloom-core"), "computation": COMPUTATION}
     kernels |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
     blas = blas_name(device)
     if blas is not None:
