@@ -18,7 +18,7 @@ from cuda_on_host import CudaOnHost
 from toy_family import full, window
 
 from darkbloom_core.engine import KvStore, _decode, _decode_cuda
-from darkbloom_core.engine._decode import DecodeBatch, decode_shape, layer_arrays
+from darkbloom_core.engine._decode import DecodeBatch, DecodeShape, decode_shape, layer_arrays
 from darkbloom_core.engine._decode_cuda import MOST_KEYS, attend_rows, serves
 
 pytestmark = [
@@ -233,6 +233,32 @@ def test_a_step_gives_what_it_gives_without_the_kernel(host, which, exact) -> No
     for one, other in zip(found, plain, strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(floats(one), floats(other), rtol=2**-6, atol=0.02)
+
+
+def test_one_compiled_graph_serves_rows_of_all_lengths(host) -> None:
+    """The kernel goes by the offsets, so a rounded shape says nothing of lengths."""
+
+    def shapes() -> list[DecodeShape]:
+        store = KvStore(KINDS, LANES, SHARED)
+        rows = [store.open_row(1, 512) for _ in range(2)]
+        lengths = ([1, 5], [70, 3], [200, 60], [250, 255])
+        return [decode_shape(store, rows, positions, exact=False) for positions in lengths]
+
+    assert len(set(shapes())) > 1
+    with host:
+        assert len(set(shapes())) == 1
+
+
+def test_layers_that_the_kernel_does_not_do_keep_the_shapes_of_their_views(host) -> None:
+    wide = full(q_heads=4, **(ALIKE | {"k_dim": 544, "v_dim": 544}))
+    float32 = full(q_heads=4, **(ALIKE | {"dtype": "float32"}))
+    borrowing = window(WINDOW, q_heads=34, source=0, **ALIKE)
+    with host:
+        assert KvStore(KINDS, LANES, SHARED).has_kernel
+        assert not KvStore(KINDS, LANES, 0).has_kernel
+        for other in (wide, float32, borrowing):
+            assert not KvStore([*KINDS, other], LANES, SHARED).has_kernel
+    assert not KvStore(KINDS, LANES, SHARED).has_kernel
 
 
 def test_what_the_kernel_does_not_do_is_left_to_mlx(host) -> None:

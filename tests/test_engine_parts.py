@@ -113,7 +113,7 @@ def test_between_two_decode_steps_one_part_of_one_layer_runs(beside):
     assert "uu" not in "".join("d" if event == "decode" else "u" for event in events)
     units = [event for event in events if event != "decode"]
     assert units == [(1, 16)] * len(LAYERS) + [(1, 4)] * 3 * 4 * len(LAYERS)
-    assert engine._loop.runner.part_seconds.of(1, 4) > 0
+    assert engine._loop.runner.part_seconds.of(1, 4, len(LONG)) > 0
 
 
 @pytest.mark.parametrize("at", [7, 8, 30])

@@ -75,9 +75,18 @@ def test_without_a_measurement_the_first_one_stands_for_itself():
     assert found.value == pytest.approx(0.010)
 
 
-def test_parts_are_timed_for_each_layer_and_number_of_parts_by_themselves():
-    found = PartSeconds(256)
-    found.took(0, 8, 256, 0.060)
-    found.took(1, 8, 256, 0.002)
-    found.took(1, 8, 100, 0.001)
-    assert (found.of(0, 8), found.of(1, 8), found.of(0, 4), found.of(2, 8)) == (0.060, 0.002, None, None)
+def test_parts_are_timed_for_each_layer_size_and_depth_by_themselves():
+    found = PartSeconds()
+    found.took(0, 32, 8192, 0.060)
+    found.took(1, 32, 8192, 0.002)
+    found.took(1, 25, 8192, 0.001)
+    assert (found.of(0, 32, 9000), found.of(1, 63, 8200)) == (0.060, 0.002)
+    assert (found.of(1, 25, 8192), found.of(2, 32, 8192)) == (0.001, None)
+    assert (found.of(0, 16, 8192), found.of(0, 32, 100_000)) == (None, None)
+
+
+def test_a_part_that_took_longer_than_the_last_ones_counts_more():
+    found = PartSeconds()
+    for seconds, wanted in ((0.010, 0.010), (0.020, 0.017), (0.007, 0.014)):
+        found.took(0, 32, 8192, seconds)
+        assert found.of(0, 32, 8192) == pytest.approx(wanted)

@@ -83,7 +83,9 @@ def test_a_warm_request_with_pictures_runs_the_rest_of_what_a_cold_one_runs_and_
         for prompt, before in ((ids, 0), (ids, len(ids)), (grown, len(ids))):
             ran, cold = warm.run(prompt, 2, **media), warm.run_cold(prompt, 2, **media)
             assert cold.cached == 0
-            assert [start + length for start, length in cold.chunks] == ends(prompt, media, grid)
+            cuts = [start + length for start, length in cold.chunks]
+            assert [start for start, _ in cold.chunks] == [0, *cuts[:-1]]
+            assert set(ends(prompt, media, grid)) <= set(cuts), "the others are ends of parts"
             assert ran.chunks == [chunk for chunk in cold.chunks if chunk[0] >= ran.cached]
             assert ran.attended == cold.attended[len(cold.attended) - len(ran.attended) :]
             if before:

@@ -122,7 +122,7 @@ def test_parts_cover_a_chunk_and_are_as_many_as_its_place_says(start, tokens):
 
 
 def test_a_chunk_of_256_tokens_has_twice_as_many_parts_behind_twice_as_many_keys():
-    ends = [256, 1024, 1280, 2048, 2304, 4096, 4352, 8192, 8448, 100_096]
+    ends = [256, 512, 768, 1024, 1280, 2048, 2304, 4096, 4352, 100_096]
     assert [chunk_parts(end - 256, end, on_cpu=True) for end in ends] == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
 
 
@@ -137,10 +137,15 @@ def _beside_one_that_decodes(prompt: int, layers: int, *, on_cpu: bool = True, *
 
 def test_of_a_chunk_in_parts_at_most_what_fits_into_a_slice_runs_between_two_decode_steps():
     """Layer 1 is three times as slow as the others, and of layer 3 one part does not fit at all."""
-    scheduler, decoding, _ = _beside_one_that_decodes(4096, 4)
+    scheduler, decoding, _ = _beside_one_that_decodes(2048, 4)
     planned, units = [], []
+
+    def share(layer: int, tokens: int, keys: int) -> float:
+        assert (tokens, keys) == (64, 2048)
+        return [0.25, 0.75, 0.25, 3.0][layer]
+
     for _ in range(10):
-        plan = scheduler.plan(99, 99, lambda layer, parts: [0.25, 0.75, 0.25, 3.0][layer] * 4 / parts)
+        plan = scheduler.plan(99, 99, share)
         assert plan.decode == (decoding,)
         pieces = list(plan.prefill.pieces())
         planned.append(len(pieces))
@@ -149,13 +154,13 @@ def test_of_a_chunk_in_parts_at_most_what_fits_into_a_slice_runs_between_two_dec
             units.append((piece.first_layer, first, last))
             assert len(list(piece.pieces())) == 1
     assert planned == [4, 1, 1, 1, 2, 3, 1, 1, 1, 1]
-    starts = range(3840, 4096, 64)
+    starts = range(1792, 2048, 64)
     assert units == [(layer, start, start + 64) for layer in range(4) for start in starts]
     assert scheduler._chunk is None
 
 
 def test_a_part_that_was_never_timed_runs_alone_and_without_decoding_all_of_the_chunk_runs():
-    scheduler, decoding, deep = _beside_one_that_decodes(4096, 3)
+    scheduler, decoding, deep = _beside_one_that_decodes(2048, 3)
     first, second = scheduler.plan(9).prefill, scheduler.plan(9).prefill
     assert [len(list(one.pieces())) for one in (first, second)] == [1, 1]
     scheduler.remove(decoding)
@@ -166,12 +171,12 @@ def test_a_part_that_was_never_timed_runs_alone_and_without_decoding_all_of_the_
 
 
 def test_a_chunk_with_a_picture_in_it_and_every_chunk_of_an_accelerator_has_one_part():
-    for on_cpu, spans in ((True, (MediaSpan(3900, 4, 0),)), (False, ())):
-        scheduler, *_ = _beside_one_that_decodes(4096, 4, on_cpu=on_cpu, spans=spans)
+    for on_cpu, spans in ((True, (MediaSpan(1900, 4, 0),)), (False, ())):
+        scheduler, *_ = _beside_one_that_decodes(2048, 4, on_cpu=on_cpu, spans=spans)
         piece = scheduler.plan(3).prefill
         assert (piece.parts, piece.first_layer, piece.last_layer) == (1, 0, 3)
         assert list(piece.pieces()) == [piece]
-    scheduler, *_ = _beside_one_that_decodes(4096, 4, spans=(MediaSpan(30, 4, 0),))
+    scheduler, *_ = _beside_one_that_decodes(2048, 4, spans=(MediaSpan(30, 4, 0),))
     assert scheduler.plan(3).prefill.parts == 4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,7 @@ import pytest
 from cuda_on_host import CudaOnHost
 
 from darkbloom_core.fused import Term, normed_heads, residual_norms
+from darkbloom_core.fused._residual import MOST_HIDDEN
 
 pytestmark = [
     pytest.mark.system,
@@ -227,8 +229,62 @@ def test_the_norm_of_a_sum_has_the_bits_of_the_sum_s_norm(host: CudaOnHost) -> N
     assert mx.array_equal(beside.view(mx.uint16), alone.view(mx.uint16))
 
 
-@pytest.mark.parametrize(("terms", "norms"), [(3, 0), (1, 4)])
-def test_more_than_a_kernel_takes_is_refused(terms: int, norms: int) -> None:
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_what_does_not_belong_together_is_refused(host: CudaOnHost, is_cuda: bool) -> None:
+    x, one, short = array(1, 2, 8), array(8), array(4)
+    with host if is_cuda else nullcontext():
+        for terms, given in [
+            ([Term(x)] * 3, {}),
+            ([Term(x)], {"norms": [one] * 4}),
+            ([Term(x[:, :1])], {}),
+            ([Term(x, short)], {}),
+            ([Term(x)], {"weight": short}),
+            ([Term(x)], {"norms": [short]}),
+            ([Term(x)], {"scalar": one}),
+            ([], {"weight": one}),
+            ([], {"scalar": one[:1]}),
+        ]:
+            with pytest.raises(ValueError, match="terms"):
+                residual_norms(x, terms, epsilon=EPSILON, **given)
+
+
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_heads_that_do_not_belong_together_are_refused(host: CudaOnHost, is_cuda: bool) -> None:
+    def ask(q: int, k: int, v: int, *, key_weight: bool = True) -> None:
+        parts = (array(1, 2, width) if width else None for width in (q, k, v))
+        weight = array(64)
+        normed_heads(
+            *parts, 64, mx.array([0], mx.int32), mx.ones((32,)), epsilon=EPSILON,
+            query_weight=weight, key_weight=weight if key_weight else None,
+        )  # fmt: skip
+
+    with host if is_cuda else nullcontext():
+        for q, k, v, key_weight in [
+            (128, 64, 0, True),
+            (128, 0, 64, True),
+            (128, 0, 0, True),
+            (128, 64, 64, False),
+            (100, 64, 64, True),
+            (128, 64, 128, True),
+        ]:
+            with pytest.raises(ValueError, match=r"keys|heads"):
+                ask(q, k, v, key_weight=key_weight)
+
+
+def test_other_dtypes_and_sizes_go_mlx_s_way(host: CudaOnHost) -> None:
+    """Else it would be kernels that nobody rehearsed."""
     x, weight = array(1, 2, 8), mx.ones((8,))
-    with pytest.raises(ValueError, match="terms"):
-        residual_norms(x, [Term(x)] * terms, epsilon=EPSILON, norms=[weight] * norms)
+    wide = array(1, 1, MOST_HIDDEN + 1)
+    with host:
+        residual_norms(x, [Term(x)], epsilon=EPSILON, norms=[weight])
+        residual_norms(x, [Term(x.astype(mx.float32))], epsilon=EPSILON)
+        residual_norms(wide, [Term(wide)], epsilon=EPSILON)
+        for offsets, periods, weight in [
+            (mx.array([0], mx.int64), mx.ones((32,)), array(64)),
+            (mx.array([0], mx.int32), mx.ones((32,), mx.bfloat16), array(64)),
+            (mx.array([0], mx.int32), mx.ones((32,)), mx.ones((64,))),
+        ]:
+            q = array(1, 1, 64)
+            normed_heads(
+                q, None, None, 64, offsets, periods, query_weight=weight, key_weight=None, epsilon=EPSILON
+            )

@@ -134,7 +134,11 @@ class ChunkFull(AttendingCache):
 
 
 class ChunkWindow(AttendingCache):
-    """A sliding layer of one row. If it ``lends``, what it attended to is kept until the chunk is done."""
+    """A sliding layer of one row.
+
+    If it ``lends``, what it attended to is kept until the chunk is done: of each part of the
+    chunk K and V of up to ``window - 1`` tokens and its own.
+    """
 
     def __init__(self, chunk: Chunk, kind: LayerKind, pair: KvPair, lane: int, *, lends: bool) -> None:
         self._chunk = chunk

@@ -74,12 +74,15 @@ def decode_shape(
         if exact
         else tuple(_rounded(count, store, row) for count, row in zip(held, rows, strict=True))
     )
+    wrapped = frozenset(window for window in windows if min(held) >= window)
+    if not exact and all(shared) and store.has_kernel:  # which goes by the offsets: one graph for all lengths
+        stacked, views, wrapped = len(rows) > 1, (store.shared_tokens,) * len(rows), frozenset()
     return DecodeShape(
         lanes=tuple(row.lane for row in rows),
         shared=shared,
         views=(max(views),) * len(rows) if stacked and not exact else views,
         stacked=stacked,
-        wrapped=frozenset(window for window in windows if min(held) >= window),
+        wrapped=wrapped,
         exact=exact,
     )
 
@@ -230,7 +233,7 @@ class DecodeWindow(AttendingCache):
 class DecodeFull(AttendingCache):
     """A full layer: rows of the shared slab attend in one call where their lengths are near, others one by one.
 
-    A kernel takes all rows of the shared slab in one call, whatever their lengths.
+    If no row has buffers of its own, a kernel takes them all in one call, whatever their lengths.
     """
 
     def __init__(self, step: DecodeStep, kind: LayerKind, arrays: LayerArrays) -> None:

@@ -9,10 +9,13 @@ slab alone, so its bits do not depend on its neighbours; nothing beyond its keys
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
+
+from darkbloom_core.contracts import LayerKind
 
 MOST_KEYS = 4096
 """Tokens of a slab: one block walks all keys of a row."""
@@ -178,16 +181,37 @@ def serves(q: mx.array, k_slab: mx.array, v_slab: mx.array) -> bool:
         return False
     heads, dims = q.shape[1], q.shape[3]
     _, kv_heads, tokens, k_dims = k_slab.shape
-    found: bool = (
+    return (
         q.dtype == k_slab.dtype == v_slab.dtype == mx.bfloat16
+        and dims == k_dims
         and k_slab.shape == v_slab.shape
-        and dims == k_dims <= MOST_DIMS
+        and _fits(heads, kv_heads, dims, tokens)
+    )
+
+
+def serves_layers(layers: Sequence[LayerKind], shared_tokens: int) -> bool:
+    """Whether it can do every layer's attention to rings and to a slab of ``shared_tokens`` tokens a row."""
+    if not mx.cuda.is_available() or shared_tokens == 0:
+        return False
+    for kind in layers:
+        if kind.state:
+            continue
+        source = kind if kind.source is None else layers[kind.source]
+        is_alike = kind.dtype == source.dtype == "bfloat16" and kind.k_dim == kind.v_dim == source.k_dim
+        tokens = shared_tokens if source.window is None else source.window
+        if not is_alike or not _fits(kind.q_heads, source.kv_heads, kind.k_dim, tokens):
+            return False
+    return True
+
+
+def _fits(heads: int, kv_heads: int, dims: int, tokens: int) -> bool:
+    return (
+        dims <= MOST_DIMS
         and dims % 32 == 0
         and heads % kv_heads == 0
         and heads // kv_heads <= MOST_SHARING
         and tokens <= MOST_KEYS
     )
-    return found
 
 
 def attend_rows(
@@ -226,6 +250,7 @@ def attend_rows(
             ("TURNS", _turns(dims)),
             ("WARPS", _WARPS),
             ("SINKS", sinks is not None),
+            ("SINK", q.dtype if sinks is None else sinks.dtype),  # a kernel's name has no dtypes but these
             ("SCALE_BITS", _bits(scale)),
         ],
         grid=(32 * (heads // heads_of_block), _WARPS * rows, 1),

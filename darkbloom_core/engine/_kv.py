@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from darkbloom_core.contracts import LayerKind
+from darkbloom_core.engine._decode_cuda import serves_layers
 from darkbloom_core.errors import UnsupportedCheckpoint
 
 GROWTH_TOKENS = 256
@@ -126,7 +127,8 @@ class KvStore:
     """All rows of one engine. Touched by the engine's thread only.
 
     Slabs of ``max_rows`` lanes are allocated at once (``slab_bytes``). ``shared_tokens`` is
-    how long a row may be in the shared slab of full layers; 0 for none.
+    how long a row may be in the shared slab of full layers; 0 for none. ``has_kernel``:
+    on this device one kernel attends for all rows of a decode step that are in the slab.
     """
 
     def __init__(self, layers: Sequence[LayerKind], max_rows: int, shared_tokens: int = 0) -> None:
@@ -134,6 +136,7 @@ class KvStore:
         self.layers = tuple(layers)
         self.shared_tokens = shared_tokens
         self.slab_bytes = slab_bytes(layers, max_rows, shared_tokens)
+        self.has_kernel = serves_layers(self.layers, shared_tokens)
         self._max_rows = max_rows
         self._free_lanes = list(range(max_rows))
         self._rows: list[Row] = []

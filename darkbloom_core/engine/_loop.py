@@ -223,9 +223,9 @@ class Loop:
             return 1
         return max(1, int(SLICE_SHARE * self._options.slice_seconds / layer_seconds))
 
-    def _part_share(self, layer: int, parts: int) -> float:
-        """What one of a chunk's ``parts`` takes of a slice, in ``layer``; all of it, as long as none was timed."""
-        seconds = self.runner.part_seconds.of(layer, parts)
+    def _part_share(self, layer: int, tokens: int, keys: int) -> float:
+        """What such a part takes of a slice, in ``layer``; all of it, as long as none was timed."""
+        seconds = self.runner.part_seconds.of(layer, tokens, keys)
         return 1.0 if seconds is None else seconds / (SLICE_SHARE * self._options.slice_seconds)
 
     def _in_order_of_lane(self, sequences: tuple[Sequence, ...]) -> tuple[Live, ...]:

@@ -79,22 +79,21 @@ class LayerSeconds:
 
 
 class PartSeconds:
-    """Seconds that one part of a chunk takes in each layer, by how many parts the chunk has.
+    """Seconds that one part of a chunk takes in each layer, by its tokens and by the keys at its chunk's end.
 
     Layers are told apart, for where chunks have parts, those with a window may take a tenth of
-    the others. ``tokens`` are those of a whole chunk on the grid.
+    the others; so are numbers of tokens and of keys, by powers of two.
     """
 
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-        self._found: dict[tuple[int, int], LayerSeconds] = {}
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int, int], LayerSeconds] = {}
 
-    def of(self, layer: int, parts: int) -> float | None:
-        """Of one of so many parts; None if none has run yet."""
-        found = self._found.get((layer, parts))
+    def of(self, layer: int, tokens: int, keys: int) -> float | None:
+        """None if none like it has run yet."""
+        found = self._found.get((layer, tokens.bit_length(), keys.bit_length()))
         return None if found is None else found.value
 
-    def took(self, layer: int, parts: int, tokens: int, seconds: float) -> None:
-        """One part of a chunk of ``tokens`` tokens."""
-        found = self._found.setdefault((layer, parts), LayerSeconds(self._tokens, self._tokens, None))
-        found.took(tokens, 1, seconds)
+    def took(self, layer: int, tokens: int, keys: int, seconds: float) -> None:
+        """One part of ``tokens`` tokens."""
+        like = (layer, tokens.bit_length(), keys.bit_length())
+        self._found.setdefault(like, LayerSeconds(1, 1, None)).took(1, 1, seconds)

@@ -1,10 +1,11 @@
 """Builds and launches steps of one model. Lives on the engine's thread and owns every MLX object of the model.
 
 Always true: a decode step is built on tokens that were not read yet, and there is one
-host sync per step. If what may follow in a row depends on its tokens, the model still runs
-on unread tokens, and only the choice of the next ones waits until they are read. Unless
-steps are chained, at most one launched piece of work is unfinished when the next is
-launched, so no KV buffer is read and written at once, and none is copied.
+host sync per launched piece of work: a decode step, a slice, one part of a layer. If what
+may follow in a row depends on its tokens, the model still runs on unread tokens, and only
+the choice of the next ones waits until they are read. Unless steps are chained, at most
+one launched piece of work is unfinished when the next is launched, so no KV buffer is read
+and written at once, and none is copied.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Runner:
         self.tower_layer_seconds = LayerSeconds(
             largest, largest // SMALL_PICTURE, choices.tower_layer_seconds
         )
-        self.part_seconds = PartSeconds(grid)
+        self.part_seconds = PartSeconds()
         self.decode_steps = 0
         self.prefill_tokens = 0
         self.output_tokens = 0
@@ -361,7 +362,7 @@ class Runner:
         if piece.parts == 1:
             self.layer_seconds.took(piece.tokens, layers, seconds)
         else:
-            self.part_seconds.took(piece.first_layer, piece.parts, piece.tokens, seconds)
+            self.part_seconds.took(piece.first_layer, piece.part_tokens, piece.end, seconds)
 
     # --- what may be wanted again -------------------------------------------------
 

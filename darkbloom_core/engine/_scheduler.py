@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeAlias
 
 from darkbloom_core.contracts import MediaSpan
 from darkbloom_core.engine._sequence import Sequence
@@ -25,7 +26,7 @@ SMALL_PICTURE = 4
 """Pictures smaller than this part of the largest one are taken to be as slow: small work has a cost of its own."""
 
 
-PART_KEYS = 1024
+PART_KEYS = 512
 """A chunk whose last token sees no more keys than this, itself among them, is not cut into parts."""
 
 PART_WORK = 256 * PART_KEYS
@@ -61,7 +62,11 @@ def chunk_parts(start: int, end: int, *, on_cpu: bool) -> int:
     return parts
 
 
-def _all_of_it(_layer: int, _parts: int) -> float:
+PartShare: TypeAlias = Callable[[int, int, int], float]
+"""Of a layer, a part's tokens and the keys at its chunk's end: what the part takes of a slice."""
+
+
+def _all_of_it(_layer: int, _tokens: int, _keys: int) -> float:
     return 1.0
 
 
@@ -94,6 +99,11 @@ class ChunkSlice:
     def tokens(self) -> int:
         """How many tokens the chunk or pack has, padding included."""
         return (self.end - self.start) * len(self.sequences)
+
+    @property
+    def part_tokens(self) -> int:
+        """The tokens of its longest part."""
+        return -(-(self.end - self.start) // self.parts)
 
     @property
     def part_bounds(self) -> tuple[tuple[int, int], ...]:
@@ -230,14 +240,13 @@ class Scheduler:
         self,
         layers_per_slice: int,
         tower_layers_per_slice: int = 1,
-        part_share: Callable[[int, int], float] = _all_of_it,
+        part_share: PartShare = _all_of_it,
     ) -> Plan:
         """The next step. Between two decode steps at most so many layers of a chunk, or of the tower, run.
 
         The numbers are for a chunk of the grid's size, and for the largest picture: of what is
         longer fewer layers run at a time, of a small picture more. Of a chunk in parts as many
-        run as fit, at least one: ``part_share(layer, parts)`` is what one of so many parts
-        takes in that layer, as a share of a slice.
+        run as fit, at least one.
         """
         decode = tuple(sequence for sequence in self._running if sequence.wants_decode)
         piece = self._next_slice(layers_per_slice, tower_layers_per_slice, part_share, is_alone=not decode)
@@ -247,7 +256,7 @@ class Scheduler:
         return (sequence.arrival - PRIORITY_ARRIVALS * sequence.priority, sequence.arrival)
 
     def _next_slice(
-        self, layers: int, tower_layers: int, part_share: Callable[[int, int], float], *, is_alone: bool
+        self, layers: int, tower_layers: int, part_share: PartShare, *, is_alone: bool
     ) -> ChunkSlice | TowerSlice | None:
         if self._chunk is None and self._tower is None:
             prefilling = [row for row in self._running if row.wants_prefill]
@@ -270,12 +279,12 @@ class Scheduler:
         self._chunk = None if piece.last_layer == self._layers else piece
         return piece
 
-    def _next_parts(self, chunk: ChunkSlice, share: Callable[[int, int], float]) -> ChunkSlice:
+    def _next_parts(self, chunk: ChunkSlice, share: PartShare) -> ChunkSlice:
         """As many parts as fit into a slice, of this layer and then of the next."""
         done = chunk.last_layer * chunk.parts + chunk.last_part + 1
-        taken = share(chunk.last_layer, chunk.parts)
+        taken = share(chunk.last_layer, chunk.part_tokens, chunk.end)
         while done < self._layers * chunk.parts:
-            taken += share(done // chunk.parts, chunk.parts)
+            taken += share(done // chunk.parts, chunk.part_tokens, chunk.end)
             if taken > 1:
                 break
             done += 1

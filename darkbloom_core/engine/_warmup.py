@@ -95,11 +95,11 @@ def warm_up(
     tower = None if model.vision is None else _look(model, model.vision, store, grid, first=not on_cpu)
     activations = max(0, mx.get_peak_memory() - resident)
     graphs = CompiledDecode(model)
-    compiled, compiled_alone = (
-        _choose_compiled(model, store, size, graphs, allowed.compiled) for size in (rows, 1)
-    )
-    if (compiled or compiled_alone) and not on_cpu and store.shared_tokens:
-        _beside_the_slab(model, store, graphs)
+    compiled = compiled_alone = _choose_compiled(model, store, 1, graphs, allowed.compiled)
+    if rows > 1:
+        compiled = _choose_compiled(model, store, rows, graphs, allowed.compiled)
+    if store.has_kernel:
+        _beside_the_slab(model, store, graphs if compiled or compiled_alone else None)
     return Choices(
         compiled=compiled,
         compiled_alone=compiled_alone,
@@ -120,14 +120,12 @@ def batch_sizes(rows: int) -> tuple[int, ...]:
 
 
 def _rarer_kernels(model: LoadedModel, store: KvStore, rows: int) -> None:
-    """What not every step runs: lanes with a hole between them, a row beside the slab, a pack of uneven prompts, every way to sample."""
+    """What not every step runs: lanes with a hole between them, a pack of uneven prompts, every way to sample."""
     if rows >= 3:
         steps = _Steps(model, store, 3, None)
         steps.leave(1)
         steps.run(2, chained=False)
         steps.close()
-    if mx.cuda.is_available() and store.shared_tokens:
-        _beside_the_slab(model, store, None)
     if rows >= 2 and can_pack(store.layers):
         _pack(model, store, 2, shorter=1)
     params = SamplingParams(
@@ -145,10 +143,11 @@ def _rarer_kernels(model: LoadedModel, store: KvStore, rows: int) -> None:
 
 
 def _beside_the_slab(model: LoadedModel, store: KvStore, compiled: CompiledDecode | None) -> None:
-    """A row with buffers of its own: on CUDA a kernel of ours attends for the others."""
-    steps = _Steps(model, store, 1, compiled, prompt_tokens=store.shared_tokens)
-    steps.run(2, chained=False)
-    steps.close()
+    """A row with buffers of its own. It attends with MLX's kernels, which rows of the slab have not used."""
+    for way in {None, compiled}:
+        steps = _Steps(model, store, 1, way, prompt_tokens=store.shared_tokens)
+        steps.run(2, chained=False)
+        steps.close()
 
 
 def _check_repeats(prefill: Callable[[], mx.array]) -> None:

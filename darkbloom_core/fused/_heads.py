@@ -7,7 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from darkbloom_core.fused._text import without_comments
+from darkbloom_core.fused._text import IN_NAMES, without_comments
+
+MOST_DIMS = 1024
 
 _WARPS = 4
 
@@ -71,9 +73,12 @@ def normed_heads(
     Every head goes through an RMS norm, of ``query_weight`` and ``key_weight`` ``[D]``; values have no weight.
     Queries and keys are turned (rotary embedding, in halves: pair i is elements i and i + D / 2): row b's
     first token stands at position ``offsets[b]``, ``[B]`` int32, and ``periods`` ``[D / 2]`` float32 are the
-    positions in which a pair turns by one radian, infinite if it does not turn.
+    positions in which a pair turns by one radian, infinite if it does not turn. ``D`` is
+    ``head_dim``, ``epsilon`` that of all norms. Raises ``ValueError`` for widths that are no
+    whole heads, keys and values of other numbers of heads, and keys without values or a weight.
     """
-    if _is_served(q, k, v, head_dim, offsets, periods):
+    _check(q, k, v, head_dim, key_weight)
+    if _is_served(q, k, v, head_dim, offsets, periods, query_weight, key_weight):
         return _by_kernel(q, k, v, head_dim, offsets, periods, query_weight, key_weight, epsilon)
 
     def split(x: mx.array) -> mx.array:
@@ -91,16 +96,32 @@ def normed_heads(
     return turned(q, query_weight), turned(k, key_weight), values
 
 
+def _check(
+    q: mx.array, k: mx.array | None, v: mx.array | None, head_dim: int, key_weight: mx.array | None
+) -> None:
+    if (k is None) != (v is None) or (k is None) != (key_weight is None):
+        raise ValueError("keys come with values and a weight, or there is none of the three")
+    widths = [each.shape[-1] for each in (q, k, v) if each is not None]
+    if any(width % head_dim for width in widths) or widths[1:2] != widths[2:]:
+        raise ValueError(f"whole heads of {head_dim}, as many of keys as of values, not {widths}")
+
+
 def _is_served(
-    q: mx.array, k: mx.array | None, v: mx.array | None, head_dim: int, offsets: mx.array, periods: mx.array
+    q: mx.array,
+    k: mx.array | None,
+    v: mx.array | None,
+    head_dim: int,
+    offsets: mx.array,
+    periods: mx.array,
+    query_weight: mx.array,
+    key_weight: mx.array | None,
 ) -> bool:
-    alike = all(each is None or each.dtype == q.dtype for each in (k, v))
+    alike = all(each is None or each.dtype == q.dtype for each in (k, v, query_weight, key_weight))
     return (
         mx.cuda.is_available()
         and head_dim % 64 == 0
-        and head_dim <= 1024
+        and head_dim <= MOST_DIMS
         and alike
-        and (k is None) == (v is None)
         and offsets.dtype == mx.int32
         and periods.dtype == mx.float32
     )
@@ -152,7 +173,7 @@ def _by_kernel(
 @cache
 def _kernel(epsilon: float) -> Any:
     return mx.fast.cuda_kernel(
-        name="darkbloom_normed_heads",
+        name=f"darkbloom_normed_heads_{epsilon.hex()}".translate(IN_NAMES),
         input_names=["q", "k", "v", "query_weight", "key_weight", "offsets", "periods"],
         output_names=["queries", "keys", "values"],
         source=without_comments(f"constexpr float EPSILON = {epsilon!r}f;\n" + _SOURCE),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from darkbloom_core.fused._text import without_comments
+from darkbloom_core.fused._text import IN_NAMES, without_comments
 
 MOST_TERMS, MOST_NORMS = 2, 3
 MOST_HIDDEN = 16_384
@@ -115,13 +115,15 @@ def residual_norms(
     ``norm`` is an RMS norm of ``weight`` over the sum of ``terms``, if there is one;
     ``scalar`` is ``[1]``. Up to two terms, all of the shape of ``x``; ``epsilon`` is that of
     all norms. Without terms it is ``x`` and its norms, whose bits are those that the norms
-    of an equal sum have. Raises ``ValueError`` for more terms or norms than a kernel takes.
+    of an equal sum have. Raises ``ValueError`` for more terms or norms than a kernel takes,
+    for other shapes than these, and for a weight or a scalar of no terms.
     """
-    if len(terms) > MOST_TERMS or len(norms) > MOST_NORMS:
-        raise ValueError(
-            f"up to {MOST_TERMS} terms and {MOST_NORMS} norms, not {len(terms)} and {len(norms)}"
-        )
-    if mx.cuda.is_available() and x.shape[-1] <= MOST_HIDDEN and _alike(x, terms):
+    _check(x, terms, weight, scalar, norms)
+    weights = [
+        each for each in (*(term.weight for term in terms), weight, scalar, *norms) if each is not None
+    ]
+    is_alike = all(each.dtype == x.dtype for each in (*(term.value for term in terms), *weights))
+    if mx.cuda.is_available() and x.shape[-1] <= MOST_HIDDEN and is_alike:
         return _by_kernel(x, terms, epsilon, weight, scalar, norms)
     joined = x
     if terms:
@@ -137,8 +139,27 @@ def _term(term: Term, epsilon: float) -> mx.array:
     return term.value if term.weight is None else mx.fast.rms_norm(term.value, term.weight, epsilon)
 
 
-def _alike(x: mx.array, terms: Sequence[Term]) -> bool:
-    return all(term.value.dtype == x.dtype and term.value.shape == x.shape for term in terms)
+def _check(
+    x: mx.array,
+    terms: Sequence[Term],
+    weight: mx.array | None,
+    scalar: mx.array | None,
+    norms: Sequence[mx.array],
+) -> None:
+    if len(terms) > MOST_TERMS or len(norms) > MOST_NORMS:
+        raise ValueError(
+            f"up to {MOST_TERMS} terms and {MOST_NORMS} norms, not {len(terms)} and {len(norms)}"
+        )
+    if not terms and (weight is not None or scalar is not None):
+        raise ValueError("a weight and a scalar are for terms, of which there are none")
+    wrong = [term.value.shape for term in terms if term.value.shape != x.shape]
+    of_hidden = [*(term.weight for term in terms), weight, *norms]
+    wrong += [each.shape for each in of_hidden if each is not None and each.shape != x.shape[-1:]]
+    wrong += [] if scalar is None or scalar.size == 1 else [scalar.shape]
+    if wrong:
+        raise ValueError(
+            f"terms are as x, {x.shape}, weights {x.shape[-1:]} and a scalar (1,), not {wrong[0]}"
+        )
 
 
 def _by_kernel(
@@ -186,7 +207,7 @@ def _kernel(norms: int, epsilon: float) -> Any:
     ]
     source = f"constexpr float EPSILON = {epsilon!r}f;\n" + _SOURCE.replace("WRITE_NORMS", "\n".join(writes))
     return mx.fast.cuda_kernel(
-        name=f"darkbloom_residual_{norms}",
+        name=f"darkbloom_residual_{norms}_{epsilon.hex()}".translate(IN_NAMES),
         input_names=["x", "a", "b", "weight_a", "weight_b", "weight_all", "scalar"]
         + [f"norm_{at}" for at in range(norms)],
         output_names=["joined"] + [f"normed_{at}" for at in range(norms)],

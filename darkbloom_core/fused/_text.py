@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+IN_NAMES = str.maketrans(".+-", "___")
+"""For a number in a kernel's name: not every release of MLX tells kernels of one name apart by their text."""
+
 
 @cache
 def without_comments(source: str) -> str:

@@ -34,7 +34,6 @@ TYPES = {
     mx.float32: ("float", np.float32),
     mx.int32: ("int", np.int32),
     mx.uint32: ("unsigned int", np.uint32),
-    mx.int32: ("int", np.int32),
     mx.uint8: ("unsigned char", np.uint8),
 }
 """Of C++, and of NumPy, which has no bfloat16."""
