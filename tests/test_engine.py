@@ -16,6 +16,7 @@ from darkbloom_core.engine import (
     Engine,
     EngineOptions,
     GenerationRequest,
+    KvStore,
     OutputEnd,
     PlainParser,
     SamplingParams,
@@ -23,7 +24,8 @@ from darkbloom_core.engine import (
     lane_bytes,
     row_bytes,
 )
-from darkbloom_core.engine._warmup import _check_repeats
+from darkbloom_core.engine._compiled import CompiledDecode
+from darkbloom_core.engine._warmup import _beside_the_slab, _check_repeats
 from darkbloom_core.errors import (
     CapacityExhausted,
     ContextLengthExceeded,
@@ -106,6 +108,19 @@ def test_steps_of_one_row_and_of_several_are_compiled_apart(build, monkeypatch):
     for stream in [engine.submit(request(str(n), ids, 60)) for n, ids in enumerate(prompts(4, seed=4))]:
         list(stream)
     assert runner.compiled.traces > 0
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_warm_up_of_a_row_beside_the_slab_leaves_nothing(is_compiled):
+    """It runs where a kernel attends for rows of the slab, which is on CUDA alone."""
+    model = ToyModel(LAYERS)
+    store, graphs = KvStore(LAYERS, 2, 256), CompiledDecode(model) if is_compiled else None
+    held = [row for row in (store.open_row(256, 8),) if not row.is_shared]
+    assert held, "a prompt as long as the slab has buffers of its own"
+    store.close_row(held[0])
+    _beside_the_slab(model, store, graphs)
+    assert store.open_rows == 0
+    assert graphs is None or graphs.traces > 0
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -109,13 +110,15 @@ def _heads_differ(name: str, rows: int, length: int, heads: int, kv_heads: int, 
     )
     offsets = np.arange(rows) * 777 + 5
     periods = (10_000.0 ** (np.arange(dims // 2) / (dims // 2))).astype(np.float32)
+    periods[dims // 8 :] = np.inf if "full" in name else periods[dims // 8 :]  # Gemma 4's do not all turn
     weights = [_normal(dims, seed=9), _normal(dims, seed=10)]
     placed = (mx.array(offsets.astype(np.int32)), mx.array(periods))
 
-    def ask() -> tuple[mx.array, ...]:
+    def ask(rows: slice = slice(None)) -> tuple[mx.array, ...]:
         return normed_heads(
-            q, k, v, dims, *placed, query_weight=weights[0], key_weight=weights[1], epsilon=EPSILON
-        )  # type: ignore[return-value]  # with keys there are values
+            q[rows], k[rows], v[rows], dims, placed[0][rows], placed[1],
+            query_weight=weights[0], key_weight=weights[1], epsilon=EPSILON,
+        )  # type: ignore[return-value]  # with keys there are values  # fmt: skip
 
     def split(x: mx.array) -> np.ndarray:
         return _floats(x).reshape(rows, length, -1, dims).swapaxes(1, 2)
@@ -144,8 +147,10 @@ def _heads_differ(name: str, rows: int, length: int, heads: int, kv_heads: int, 
 
         said = _times(lambda: mx.stack([each.sum() for each in ask()]), mlx_s)
     wrong = False
-    for what, one, values in zip(("queries", "keys", "values"), ask(), wanted, strict=True):
-        wrong |= _said(f"{what} of {name}, {rows} rows of {length}", one, values, True, said)
+    first = ask(slice(0, 1))
+    for what, one, single, values in zip(("queries", "keys", "values"), ask(), first, wanted, strict=True):
+        alone = bool(mx.array_equal(one[:1], single).item())
+        wrong |= _said(f"{what} of {name}, {rows} rows of {length}", one, values, alone, said)
         said = ""
     return wrong
 
@@ -153,26 +158,50 @@ def _heads_differ(name: str, rows: int, length: int, heads: int, kv_heads: int, 
 def _residual_differs(name: str, tokens: int, hidden: int) -> bool:
     x, a, b = (_normal(1, tokens, hidden, seed=seed) for seed in range(3))
     weights = [_normal(hidden, seed=20 + number) for number in range(6)]
-    terms = [Term(a, weights[0]), Term(b, weights[1])]
-
-    def ask() -> tuple[mx.array, ...]:
-        return residual_norms(x, terms, weight=weights[2], norms=weights[3:], epsilon=EPSILON)
-
-    found = _floats(x) + _norm(_norm(_floats(a), weights[0]) + _norm(_floats(b), weights[1]), weights[2])
-    wanted = [found, *(_norm(found, weight) for weight in weights[3:])]
-    said = ""
-    if "--time" in sys.argv:
-
-        def mlx_s() -> mx.array:
-            one, other = (mx.fast.rms_norm(term.value, term.weight, EPSILON) for term in terms)
-            joined = x + mx.fast.rms_norm(one + other, weights[2], EPSILON)
-            return mx.stack([mx.fast.rms_norm(joined, weight, EPSILON) for weight in weights[3:]])
-
-        said = _times(lambda: mx.stack([*ask()[1:]]), mlx_s)
+    half = mx.array([0.5], mx.bfloat16)
+    cases: dict[str, tuple[list[Term], dict[str, Any]]] = {
+        "two normed terms": (
+            [Term(a, weights[0]), Term(b, weights[1])], {"weight": weights[2], "norms": weights[3:]},
+        ),
+        "and a scalar": ([Term(a, weights[0]), Term(b, weights[1])], {"weight": weights[2], "scalar": half}),
+        "one term": ([Term(a)], {"norms": weights[3:4]}),
+        "no term": ([], {"norms": weights[3:4]}),
+    }  # fmt: skip
     wrong = False
-    for number, (one, values) in enumerate(zip(ask(), wanted, strict=True)):
-        wrong |= _said(f"residual of {name}, {tokens} tokens, output {number}", one, values, True, said)
-        said = ""
+    for case, (terms, more) in cases.items():
+
+        def ask(
+            some: slice = slice(None), terms: list[Term] = terms, more: dict[str, Any] = more
+        ) -> tuple[mx.array, ...]:
+            own = [Term(term.value[:, some], term.weight) for term in terms]
+            return residual_norms(x[:, some], own, epsilon=EPSILON, **more)
+
+        def mlx_s(terms: list[Term] = terms, more: dict[str, Any] = more) -> mx.array:
+            joined = sum(
+                (each.value if each.weight is None else mx.fast.rms_norm(each.value, each.weight, EPSILON))
+                for each in terms
+            )
+            joined = mx.fast.rms_norm(joined, more["weight"], EPSILON) if "weight" in more else joined
+            joined = (x + joined) * more.get("scalar", 1.0)
+            return mx.stack(
+                [joined, *(mx.fast.rms_norm(joined, each, EPSILON) for each in more.get("norms", ()))]
+            )
+
+        found = _floats(x)
+        if terms:
+            joined = sum(
+                _norm(_floats(each.value), each.weight) if each.weight is not None else _floats(each.value)
+                for each in terms
+            )
+            found = found + (_norm(joined, more["weight"]) if "weight" in more else joined)
+            found = found * (0.5 if "scalar" in more else 1)
+        wanted = [found, *(_norm(found, each) for each in more.get("norms", ()))]
+        said = _times(lambda ask=ask: mx.stack([*ask()]), mlx_s) if "--time" in sys.argv else ""
+        for number, (one, single, values) in enumerate(zip(ask(), ask(slice(0, 1)), wanted, strict=True)):
+            alone = bool(mx.array_equal(one[:, :1], single).item())
+            what = f"residual of {name}, {case}, {tokens} tokens, output {number}"
+            wrong |= _said(what, one, values, alone, said)
+            said = ""
     return wrong
 
 
