@@ -115,10 +115,12 @@ def _heads_differ(name: str, rows: int, length: int, heads: int, kv_heads: int, 
     placed = (mx.array(offsets.astype(np.int32)), mx.array(periods))
 
     def ask(rows: slice = slice(None)) -> tuple[mx.array, ...]:
-        return normed_heads(
-            q[rows], k[rows], v[rows], dims, placed[0][rows], placed[1],
+        own = (each[rows] for each in (q, k, v))
+        found = normed_heads(
+            *own, dims, placed[0][rows], placed[1],
             query_weight=weights[0], key_weight=weights[1], epsilon=EPSILON,
-        )  # type: ignore[return-value]  # with keys there are values  # fmt: skip
+        )  # fmt: skip
+        return tuple(each for each in found if each is not None)
 
     def split(x: mx.array) -> np.ndarray:
         return _floats(x).reshape(rows, length, -1, dims).swapaxes(1, 2)

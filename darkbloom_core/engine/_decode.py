@@ -61,11 +61,14 @@ def decode_shape(
     store: KvStore, rows: Sequence[Row], positions: Sequence[int], *, exact: bool
 ) -> DecodeShape:
     """The shape of a step of ``rows``, in ascending order of lane, that hold ``positions`` tokens each."""
+    lanes = tuple(row.lane for row in rows)
+    shared = tuple(row.is_shared for row in rows)
+    if not exact and all(shared) and store.has_kernel:  # which goes by the offsets: one graph for all lengths
+        views = (store.shared_tokens,) * len(rows)
+        return DecodeShape(lanes, shared, views, stacked=len(rows) > 1, wrapped=frozenset(), exact=False)
     held = [position + 1 for position in positions]
     windows = {kind.window for kind in store.layers if kind.window is not None}
-    shared = tuple(row.is_shared for row in rows)
-    lanes = rows[-1].lane - rows[0].lane + 1
-    looked_at = lanes * max(held)
+    looked_at = (lanes[-1] - lanes[0] + 1) * max(held)
     stacked = (
         len(rows) > 1 and all(shared) and sum(held) + STACK_SLACK_KEYS * len(rows) >= STACK_SHARE * looked_at
     )
@@ -74,15 +77,12 @@ def decode_shape(
         if exact
         else tuple(_rounded(count, store, row) for count, row in zip(held, rows, strict=True))
     )
-    wrapped = frozenset(window for window in windows if min(held) >= window)
-    if not exact and all(shared) and store.has_kernel:  # which goes by the offsets: one graph for all lengths
-        stacked, views, wrapped = len(rows) > 1, (store.shared_tokens,) * len(rows), frozenset()
     return DecodeShape(
-        lanes=tuple(row.lane for row in rows),
+        lanes=lanes,
         shared=shared,
         views=(max(views),) * len(rows) if stacked and not exact else views,
         stacked=stacked,
-        wrapped=wrapped,
+        wrapped=frozenset(window for window in windows if min(held) >= window),
         exact=exact,
     )
 

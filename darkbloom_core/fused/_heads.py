@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from darkbloom_core.fused._text import IN_NAMES, without_comments
+from darkbloom_core.fused._kernels import IN_NAMES, is_alike, without_comments
 
 MOST_DIMS = 1024
 
@@ -78,7 +78,9 @@ def normed_heads(
     whole heads, keys and values of other numbers of heads, and keys without values or a weight.
     """
     _check(q, k, v, head_dim, key_weight)
-    if _is_served(q, k, v, head_dim, offsets, periods, query_weight, key_weight):
+    is_placed = offsets.dtype == mx.int32 and periods.dtype == mx.float32
+    is_served = head_dim % 64 == 0 and head_dim <= MOST_DIMS and is_placed
+    if mx.cuda.is_available() and is_served and is_alike(q, [k, v, query_weight, key_weight]):
         return _by_kernel(q, k, v, head_dim, offsets, periods, query_weight, key_weight, epsilon)
 
     def split(x: mx.array) -> mx.array:
@@ -104,27 +106,6 @@ def _check(
     widths = [each.shape[-1] for each in (q, k, v) if each is not None]
     if any(width % head_dim for width in widths) or widths[1:2] != widths[2:]:
         raise ValueError(f"whole heads of {head_dim}, as many of keys as of values, not {widths}")
-
-
-def _is_served(
-    q: mx.array,
-    k: mx.array | None,
-    v: mx.array | None,
-    head_dim: int,
-    offsets: mx.array,
-    periods: mx.array,
-    query_weight: mx.array,
-    key_weight: mx.array | None,
-) -> bool:
-    alike = all(each is None or each.dtype == q.dtype for each in (k, v, query_weight, key_weight))
-    return (
-        mx.cuda.is_available()
-        and head_dim % 64 == 0
-        and head_dim <= MOST_DIMS
-        and alike
-        and offsets.dtype == mx.int32
-        and periods.dtype == mx.float32
-    )
 
 
 def _by_kernel(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from darkbloom_core.fused._text import IN_NAMES, without_comments
+from darkbloom_core.fused._kernels import IN_NAMES, is_alike, without_comments
 
 MOST_TERMS, MOST_NORMS = 2, 3
 MOST_HIDDEN = 16_384
@@ -119,11 +119,8 @@ def residual_norms(
     for other shapes than these, and for a weight or a scalar of no terms.
     """
     _check(x, terms, weight, scalar, norms)
-    weights = [
-        each for each in (*(term.weight for term in terms), weight, scalar, *norms) if each is not None
-    ]
-    is_alike = all(each.dtype == x.dtype for each in (*(term.value for term in terms), *weights))
-    if mx.cuda.is_available() and x.shape[-1] <= MOST_HIDDEN and is_alike:
+    given = [*(each for term in terms for each in term), weight, scalar, *norms]
+    if mx.cuda.is_available() and x.shape[-1] <= MOST_HIDDEN and is_alike(x, given):
         return _by_kernel(x, terms, epsilon, weight, scalar, norms)
     joined = x
     if terms:
