@@ -250,7 +250,7 @@ def test_notes_that_cannot_be_read_are_an_error_that_says_what_to_do(place):
 # --- file systems ------------------------------------------------------------------------------
 
 SCRIPT = """
-import subprocess, sys
+import subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import Place, get, offer, part, put
@@ -311,7 +311,12 @@ def test_a_read_only_disk_is_read_and_nothing_else(tmp_path):
 keys = [part(number) for number in range(3)]
 put(place.open(**plenty), keys)
 def remount(how):
-    subprocess.run(["mount", "-o", "remount," + how, base / "disk"], check=True)
+    command = ["mount", "-o", "remount," + how, base / "disk"]
+    for _ in range(50):  # it is busy while the keeper of the house writes
+        if subprocess.run(command, capture_output=True).returncode == 0:
+            return
+        time.sleep(0.1)
+    subprocess.run(command, check=True)
 place.restart()
 remount("ro")
 tier = place.open(**plenty)
