@@ -68,12 +68,7 @@ class Retention:
     def has_room(self, book: Book, size_bytes: int) -> bool:
         """Whether a file of ``size_bytes`` fits, after what must go for it has gone."""
         needed = disk_bytes(size_bytes)
-        if needed > self.limits.disk_bytes:
-            return False
-        while book.used_bytes + needed > self.limits.disk_bytes or book.files + 1 > self.limits.files:
-            if not self._drop_oldest(book, "limit"):
-                return False
-        return True
+        return needed <= self.limits.disk_bytes and self._make_room(book, needed, files=1)
 
     def has_space(self, size_bytes: int) -> bool:
         """Whether the disk has its free space also after ``size_bytes`` more."""
@@ -85,7 +80,7 @@ class Retention:
         while (oldest := self._index.oldest()) is not None and now - oldest.used_at > self.limits.ttl_seconds:
             if not self._was_used_elsewhere(oldest):
                 self._drop(oldest, "age", book)
-        self.has_room(book, 0)
+        self._make_room(book, 0, files=0)
         while not self.has_space(0) and self._drop_oldest(book, "space"):
             pass
 
@@ -118,6 +113,14 @@ class Retention:
             log.info("removed %d files, %d bytes: %s", count, sizes[reason], REASONS[reason])
 
     # --- inside ---------------------------------------------------------------------------
+
+    def _make_room(self, book: Book, needed_bytes: int, files: int) -> bool:
+        """Whether so much more fits; what was used longest ago goes for it."""
+        limits = self.limits
+        while book.used_bytes + needed_bytes > limits.disk_bytes or book.files + files > limits.files:
+            if not self._drop_oldest(book, "limit"):
+                return False
+        return True
 
     def _recount_model(
         self, handle: int, model: str, known: dict[tuple[str, str], Entry], book: Book, now: float

@@ -272,6 +272,8 @@ def test_the_number_of_files_is_limited(place, ssd):
     tier = place.open(files_limit=3)
     ssd.put(tier, [ssd.part(number) for number in range(5)])
     assert len(place.files()) == 3
+    tier._store.keep_house()
+    assert len(place.files()) == 3, "a full cache stays full"
 
 
 def test_a_part_that_can_never_fit_is_refused_and_drives_nothing_out(place, ssd):
