@@ -89,10 +89,14 @@ class Retention:
         self._drop(entry, reason, book)
 
     def recount(self, book: Book, now: float) -> None:
-        """Scan every folder: the index and the book say afterwards what is there."""
+        """Scan every folder: the index and the book say afterwards what is there.
+
+        What was known of a folder that cannot be read now stays known. Raises ``OSError`` if the root cannot be.
+        """
         known = {entry.key: entry for entry in self._index.all()}
-        book.used_bytes = book.files = 0
-        for model in self._folder.models():
+        models = self._folder.models()
+        book.used_bytes, book.files, book.is_counted = 0, 0, False
+        for model in models:
             try:
                 with self._folder.model(model) as handle:
                     self._recount_model(handle, model, known, book, now)
@@ -100,6 +104,9 @@ class Retention:
                 continue
             except (OSError, SetupError) as fault:
                 log.warning("the folder %s is left alone: %s", model, fault)
+                for key in [key for key in known if key[0] == model]:
+                    book.used_bytes += known.pop(key).disk_bytes
+                    book.files += 1
         for key in known:
             self._index.remove(key)
         book.is_counted = True

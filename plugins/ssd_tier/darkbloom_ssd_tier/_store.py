@@ -107,6 +107,7 @@ class Store:
         self._writing = threading.Lock()  # no recount sees a file that is half in, half out
         self._homes: dict[str, Home] = {}
         self._is_due = False
+        self._is_keeping = False
         self._recounted_at = 0.0
         self._wake = threading.Condition()
         self._is_closed = False
@@ -254,9 +255,18 @@ class Store:
         self.retention.tell()
         self._note_uses()
 
+    def settle(self, seconds: float) -> bool:
+        """Wait until the folder is scanned and looked after and nothing waits; False if it takes longer."""
+        with self._wake:
+            is_kept = self._wake.wait_for(
+                lambda: self.is_scanned.is_set() and not self._is_due and not self._is_keeping, seconds
+            )
+        return is_kept and self.writer.settle(seconds)
+
     def recount(self, now: float) -> None:
-        """Scan the folder."""
+        """Scan the folder. One that fails is due again."""
         with self._writing:
+            self._recounted_at = 0.0
             if self.folder.is_writable:
                 with self.accounts.open(now) as book:
                     self.retention.recount(book, now)
@@ -288,11 +298,15 @@ class Store:
 
     def _keep(self) -> None:
         while True:
+            with self._wake:
+                self._is_keeping = True
             try:
                 self.keep_house()
             except Exception:  # the thread must outlive a fault, or nothing would be cleaned up any more
                 log.exception("the cache in %s could not be looked after", self.folder.path)
             with self._wake:
+                self._is_keeping = False
+                self._wake.notify_all()
                 self._wake.wait_for(lambda: self._is_closed or self._is_due, TICK_SECONDS)
                 if self._is_closed:
                     return

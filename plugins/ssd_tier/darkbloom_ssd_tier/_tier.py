@@ -167,8 +167,8 @@ class SsdTier:
     # --- inside -----------------------------------------------------------------------------
 
     def settle(self, seconds: float = 30.0) -> bool:
-        """Wait for the first scan and for all that waits to be written; False if it takes longer."""
-        return self._store.is_scanned.wait(seconds) and self._store.writer.settle(seconds)
+        """Wait for scans that are due and for all that waits to be written; False if it takes longer."""
+        return self._store.settle(seconds)
 
     def _name(self, key: PartKey) -> bytes:
         return self._store.keys.part_name(key.block, key.part)

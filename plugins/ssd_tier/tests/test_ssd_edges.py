@@ -63,8 +63,7 @@ def test_a_folder_below_another_users_is_refused(place, monkeypatch):
 def test_a_part_of_another_user_is_no_part(place, ssd, as_another_user, monkeypatch):
     tier = place.open()
     ssd.put(tier, [ssd.part(1)])
-    monkeypatch.setattr(tier._store, "recount", lambda now: None)
-    with tier._store._writing, tier._home.used() as handle:  # no recount is under way
+    with tier._home.used() as handle:
         as_another_user()
         assert [found.kind for found in scan(handle)] == ["wrong"]
     assert ssd.get(tier, [ssd.part(1)]) == [False]
@@ -137,6 +136,10 @@ if sys.platform == "linux":
             os.close(folder)
 
 
+def no_more_files(*_):
+    raise OSError(24, "too many open files")
+
+
 # --- files while they are written ---------------------------------------------------------------
 
 
@@ -159,6 +162,37 @@ def test_anothers_write_that_was_interrupted_goes_after_an_hour_and_not_before(p
     place.clock.ahead += 3601
     tier._store.recount(place.clock())
     assert not left.exists()
+
+
+def test_a_folder_that_cannot_be_read_for_once_stays_known_and_counted(place, ssd, monkeypatch, caplog):
+    ssd.put(place.open("other"), [ssd.part(1)])
+    tier = place.open()
+    keys = [ssd.part(2), ssd.part(3)]
+    ssd.put(tier, keys)
+    with monkeypatch.context() as patch:
+        patch.setattr("darkbloom_ssd_tier._retention.scan", no_more_files)
+        tier._store.recount(place.clock())
+    assert "is left alone: [Errno 24]" in caplog.text
+    assert tier.probe(keys) == [5000, 5000]
+    detail = tier.stats().detail
+    assert (detail["files_of_all_models"], detail["disk_bytes_of_all_models"]) == (3, 3 * 8192)
+    with tier._store.accounts.open(place.clock()) as book:
+        assert (book.files, book.used_bytes) == (3, 3 * 8192)
+
+
+def test_a_count_that_cannot_be_made_is_not_believed_and_made_again(place, ssd, monkeypatch):
+    tier = place.open()
+    ssd.put(tier, [ssd.part(1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._store.folder, "models", no_more_files)
+        with pytest.raises(OSError, match="too many open files"):
+            tier._store.recount(place.clock())
+    with tier._store.accounts.open(place.clock()) as book:
+        assert (book.files, book.used_bytes) == (1, 8192)
+    file = place.file_of(ssd.part(1))
+    file.unlink()
+    tier._store.keep_house()  # long before the next scan by the clock
+    assert tier.probe([ssd.part(1)]) == [None]
 
 
 def test_a_folder_in_use_stays_open_and_one_that_was_closed_is_said_to_be(tmp_path):
@@ -264,14 +298,11 @@ def test_who_only_reads_forgets_nothing_of_the_one_who_writes(place, ssd):
     assert ssd.get(first, [ssd.part(1)]) == [True]
 
 
-def test_nothing_is_written_while_it_is_not_known_what_is_on_disk(place, ssd, monkeypatch):
+def test_nothing_is_written_while_it_is_not_known_what_is_on_disk(place, ssd):
     tier = place.open()
-    recount = tier._store.recount
-    monkeypatch.setattr(tier._store, "recount", lambda now: None)
-    with tier._store._writing:  # no recount is under way
-        (place.folder / FILE).write_bytes(b"")
+    (place.folder / FILE).write_bytes(b"")
     assert ssd.offer(tier, [ssd.part(1)]) == [True]
     assert tier.settle()
     assert tier.stats().detail["dropped_closed"] == 1
-    recount(place.clock())
+    tier._store.recount(place.clock())
     ssd.put(tier, [ssd.part(1)])
