@@ -6,13 +6,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import mlx.core as mx
-
 from darkbloom_core.contracts import LayerKind, LoadedModel
 from darkbloom_core.engine._fixed import find_size
 from darkbloom_core.engine._kv import KvStore, lane_bytes, slab_bytes
 from darkbloom_core.engine._options import EngineOptions
 from darkbloom_core.engine._scheduler import Scheduler
+from darkbloom_core.engine._tracing import can_trace_unfused, is_on_cpu
 from darkbloom_core.engine._warmup import Allowed, Choices, warm_up
 from darkbloom_core.errors import CapacityExhausted, SettingsError
 from darkbloom_core.memory import Share
@@ -65,7 +64,7 @@ def build(name: str, model: LoadedModel, share: Share, options: EngineOptions) -
         pack_tokens=PACK_CHUNKS * options.chunk_tokens if choices.packed else 0,
         tower_layers=0 if model.vision is None else model.vision.tower_layers,
         picture_tokens=1 if model.vision is None else model.vision.most_soft_tokens,
-        on_cpu=_is_on_cpu(),
+        on_cpu=is_on_cpu(),
     )
     return Parts(store, scheduler, choices)
 
@@ -123,15 +122,11 @@ def _fixed_size(model: LoadedModel, rows: int) -> int:
 
 
 def _choose(model: LoadedModel, store: KvStore, rows: int, options: EngineOptions) -> Choices:
-    on_cpu = _is_on_cpu()
-    eager = options.deterministic or (on_cpu and options.compiled is None)
+    on_cpu = is_on_cpu()
+    eager = options.deterministic or (on_cpu and options.compiled is None and not can_trace_unfused())
     allowed = Allowed(
         compiled=False if eager else options.compiled,
         chained=options.chained,
         packed=False if options.deterministic else options.packed,
     )
     return warm_up(model, store, options.chunk_tokens, rows, allowed, on_cpu=on_cpu)
-
-
-def _is_on_cpu() -> bool:
-    return not (mx.metal.is_available() or mx.cuda.is_available())

@@ -15,6 +15,7 @@ import mlx.core as mx
 from darkbloom_core.contracts import LoadedModel
 from darkbloom_core.engine._decode import DecodeBatch, DecodeShape, LayerArrays
 from darkbloom_core.engine._kv import KvPair
+from darkbloom_core.engine._tracing import tracing
 
 MOST_GRAPHS = 64
 """The least recently used graph beyond this many is dropped."""
@@ -56,16 +57,20 @@ class CompiledDecode:
     ) -> mx.array:
         """As ``run_decode``; traces the shape if it has no graph yet."""
         graph = self._graphs.get(shape)
-        if graph is None:
-            graph = self._graphs[shape] = self._trace(shape, arrays)
+        if graph is not None:
+            self._graphs.move_to_end(shape)
+            logits, new = graph(tokens, offsets, _flat(arrays))
+        else:
+            graph = self._graph(shape, arrays)
+            with tracing():  # which the first call does
+                logits, new = graph(tokens, offsets, _flat(arrays))
+            self._graphs[shape] = graph
             if len(self._graphs) > MOST_GRAPHS:
                 self._graphs.popitem(last=False)
-        self._graphs.move_to_end(shape)
-        logits, new = graph(tokens, offsets, _flat(arrays))
         _put_back(arrays, new)
         return logits
 
-    def _trace(self, shape: DecodeShape, arrays: Sequence[LayerArrays]) -> Step:
+    def _graph(self, shape: DecodeShape, arrays: Sequence[LayerArrays]) -> Step:
         model, form = self._model, [_Form(one) for one in arrays]
         self.traces += 1
 

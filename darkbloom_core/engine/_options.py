@@ -16,9 +16,8 @@ from darkbloom_core.prefix import Numerics, Reason
 class EngineOptions:
     """How an engine runs; the settings table ``engine`` in the engine's own words.
 
-    ``compiled``, ``chained`` and ``packed`` are chosen at warm-up where they are None;
-    on the CPU backend None means not compiled, since the first compilation there runs a C++
-    compiler for many seconds. ``picture_bytes`` of pictures that the model has seen are kept.
+    ``compiled``, ``chained`` and ``packed`` are chosen at warm-up where they are None.
+    ``picture_bytes`` of pictures that the model has seen are kept.
     ``most_arrays`` bounds the arrays of rows and caches together.
     """
 

@@ -1,0 +1,108 @@
+"""Decode steps are compiled without a C++ compiler's help on the CPU backend, and the process's mode is given back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from toy_engine import LAYERS, request, start
+from toy_family import ToyModel, tokens_of
+
+from darkbloom_core.engine import _tracing
+from darkbloom_core.engine._compiled import CompiledDecode
+from darkbloom_core.engine._decode import decode_shape, layer_arrays
+from darkbloom_core.engine._kv import KvStore
+from darkbloom_core.engine._tracing import can_trace_unfused, is_on_cpu, tracing
+
+SUPPORT = Path(__file__).parent / "support"
+
+PROGRAM = """
+from pathlib import Path
+import tempfile
+import mlx.core as mx
+from toy_engine import LAYERS, request, start
+from toy_family import ToyModel, tokens_of
+
+def kernels():
+    return len(list(Path(tempfile.gettempdir()).glob("mlx/*/cpu/*")))
+
+engine = start(ToyModel(LAYERS), compiled=True)
+list(engine.submit(request("one", [1, 2, 3], 60)))
+graphs = engine._loop.runner.compiled.traces
+engine.close()
+unfused = kernels()
+mx.eval(mx.compile(lambda x: mx.exp(x) * 2 + x)(mx.ones(8)))
+print(graphs, unfused, kernels() - unfused)
+"""
+
+
+@pytest.mark.skipif(not is_on_cpu(), reason="accelerators fuse")
+def test_compiled_steps_on_the_cpu_run_no_compiler_and_what_others_compile_is_fused_as_ever(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(SUPPORT)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    graphs, unfused, fused = (int(word) for word in done.stdout.split())
+    assert graphs > 0
+    assert unfused == 0
+    assert fused > 0
+
+
+@pytest.mark.skipif(not is_on_cpu(), reason="accelerators are always measured")
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_the_mode_decoding_on_the_cpu_is_compiled_only_if_asked(monkeypatch, is_there):
+    if not is_there:
+        monkeypatch.setattr(_tracing, "SET_COMPILE_MODE", "no_such_function")
+        _tracing._set_mode.cache_clear()
+    try:
+        assert can_trace_unfused() == is_there
+        traced = []
+        run = CompiledDecode.run
+        monkeypatch.setattr(CompiledDecode, "run", lambda *given: (traced.append(1), run(*given))[1])
+        engine = start(ToyModel(LAYERS))
+        assert bool(traced) == is_there, "warm-up measures it only where it can be had"
+        engine.close()
+    finally:
+        _tracing._set_mode.cache_clear()
+
+
+def test_who_switched_compiling_off_keeps_it_off(monkeypatch):
+    assert can_trace_unfused()
+    monkeypatch.setenv("MLX_DISABLE_COMPILE", "1")
+    assert not can_trace_unfused()
+
+
+def test_the_mode_is_given_back_also_after_a_fault(monkeypatch):
+    modes = []
+    monkeypatch.setattr(_tracing, "_set_mode", lambda: modes.append)
+    monkeypatch.setattr(_tracing, "is_on_cpu", lambda: True)
+    with pytest.raises(ZeroDivisionError), tracing():
+        assert modes == [_tracing.NO_FUSE]
+        raise ZeroDivisionError
+    assert modes == [_tracing.NO_FUSE, _tracing.ENABLED]
+
+
+def test_a_trace_that_fails_leaves_no_graph(monkeypatch):
+    model, store = ToyModel(LAYERS), KvStore(LAYERS, 1, 64)
+    row = store.open_row(1, 64)
+    shape, arrays = decode_shape(store, [row], [0], exact=False), layer_arrays(store, [row])
+    graphs, given = CompiledDecode(model), (mx.array([1], mx.int32), mx.array([0], mx.int32), arrays)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "logits", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            graphs.run(shape, *given)
+    assert not graphs.is_worth_it(shape)
+    assert graphs.run(shape, *given).shape[0] == 1
+
+
+def test_engines_on_several_threads_trace_at_once():
+    engines = [start(ToyModel(LAYERS), compiled=True) for _ in range(3)]
+    streams = [engine.submit(request("one", [1, 2, 3], 100)) for engine in engines]
+    outputs = [tokens_of(list(stream)) for stream in streams]
+    assert all(engine._loop.runner.compiled.traces > 1 for engine in engines)
+    for engine in engines:
+        engine.close()
+    assert outputs == [ToyModel(LAYERS).greedy([1, 2, 3], 100)] * 3
