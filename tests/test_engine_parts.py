@@ -91,7 +91,7 @@ class Telling(ToyModel):
 def beside(parts):
     """An engine whose slices are as short as they can be, one that decodes in it, and its model."""
     model = Telling(LAYERS)
-    engine = start(model, slice_seconds=1e-9, chained=False, packed=False, max_rows=4)
+    engine = start(model, slice_seconds=1e-9, chained=False, compiled=False, packed=False, max_rows=4)
     decoding = engine.submit(request("decoding", [5], 3000))
     next(iter(decoding))
     parts(16, 4)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import mlx.core as mx
 
 from darkbloom_core.contracts import LoadedModel
 from darkbloom_core.engine._decode import DecodeBatch, DecodeShape, LayerArrays
 from darkbloom_core.engine._kv import KvPair
-from darkbloom_core.engine._tracing import tracing
+from darkbloom_core.engine._tracing import can_trace_unfused, is_on_cpu, trace_unfused
 
 MOST_GRAPHS = 64
 """The least recently used graph beyond this many is dropped."""
@@ -44,6 +45,7 @@ class CompiledDecode:
         self._model = model
         self._graphs: OrderedDict[DecodeShape, Step] = OrderedDict()
         self._last: DecodeShape | None = None
+        self._unfused = is_on_cpu() and can_trace_unfused()
         self.traces = 0
 
     def is_worth_it(self, shape: DecodeShape) -> bool:
@@ -61,9 +63,9 @@ class CompiledDecode:
             self._graphs.move_to_end(shape)
             logits, new = graph(tokens, offsets, _flat(arrays))
         else:
-            graph = self._graph(shape, arrays)
-            with tracing():  # which the first call does
-                logits, new = graph(tokens, offsets, _flat(arrays))
+            graph, flat = self._graph(shape, arrays), _flat(arrays)
+            first = partial(graph, tokens, offsets, flat)  # it traces
+            logits, new = trace_unfused(first) if self._unfused else first()
             self._graphs[shape] = graph
             if len(self._graphs) > MOST_GRAPHS:
                 self._graphs.popitem(last=False)

@@ -449,6 +449,7 @@ class Runner:
                     time.monotonic()
                 )  # before: a backend may compute some of it while it is launched
                 mx.async_eval(work.arrays, work.written)  # type: ignore[no-untyped-call]  # MLX's stub has no types here
+                work.written.clear()  # held, it would be copied by the next compiled step, which gives new arrays
             if previous is not None and chained:
                 mx.eval(previous.arrays)
         except Exception as fault:

@@ -15,11 +15,14 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import mlx.core as mx
+
+Traced = TypeVar("Traced")
 
 SET_COMPILE_MODE = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"
 """``mlx::core::set_compile_mode(mlx::core::CompileMode)``, as the Itanium C++ ABI writes it."""
@@ -40,21 +43,19 @@ def can_trace_unfused() -> bool:
     return _set_mode() is not None and "MLX_DISABLE_COMPILE" not in os.environ
 
 
-@contextlib.contextmanager
-def tracing() -> Iterator[None]:
-    """What is traced meanwhile is not fused on the CPU backend, if that can be had.
+def trace_unfused(call: Callable[[], Traced]) -> Traced:
+    """What ``call`` gives; what it compiles for the first time is not fused, if ``can_trace_unfused``.
 
     The mode is the process's: what another thread compiles for the first time just now is
     not fused either, which costs a little speed and changes nothing else.
     """
     set_mode = _set_mode()
-    if set_mode is None or not is_on_cpu() or not can_trace_unfused():
-        yield
-        return
+    if set_mode is None:
+        return call()
     with _lock:
         set_mode(NO_FUSE)
         try:
-            yield
+            return call()
         finally:
             set_mode(ENABLED)
 
