@@ -17,6 +17,8 @@ from darkbloom_core.engine._compiled import CompiledDecode
 from darkbloom_core.engine._decode import decode_shape, layer_arrays
 from darkbloom_core.engine._kv import KvStore
 from darkbloom_core.engine._tracing import can_trace_unfused, is_on_cpu, trace_unfused
+from darkbloom_core.settings import EngineSettings
+from darkbloom_core.slots._engines import engine_options
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -25,30 +27,36 @@ from pathlib import Path
 import tempfile
 import mlx.core as mx
 from toy_engine import LAYERS, request, start
-from toy_family import ToyModel, tokens_of
+from toy_family import ToyModel, full
 
 def kernels():
     return len(list(Path(tempfile.gettempdir()).glob("mlx/*/cpu/*")))
 
-engine = start(ToyModel(LAYERS), compiled=True)
-list(engine.submit(request("one", [1, 2, 3], 60)))
-graphs = engine._loop.runner.compiled.traces
-engine.close()
-unfused = kernels()
+def graphs(layers, **options):
+    engine = start(ToyModel(layers), compiled=True, **options)
+    list(engine.submit(request("one", [1, 2, 3], 60)))
+    traces = engine._loop.runner.compiled.traces
+    engine.close()
+    return traces
+
+found = [graphs(LAYERS), kernels()]
 mx.eval(mx.compile(lambda x: mx.exp(x) * 2 + x)(mx.ones(8)))
-print(graphs, unfused, kernels() - unfused)
+found.append(kernels())
+print(*found, graphs([full()], fused=True), kernels())
 """
 
 
 @pytest.mark.skipif(not is_on_cpu(), reason="accelerators fuse")
-def test_compiled_steps_on_the_cpu_run_no_compiler_and_what_others_compile_is_fused_as_ever(tmp_path):
+def test_compiled_steps_on_the_cpu_run_no_compiler_unless_asked_and_what_others_compile_is_fused(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(SUPPORT)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    graphs, unfused, fused = (int(word) for word in done.stdout.split())
+    graphs, unfused, by_others, fused_graphs, fused = (int(word) for word in done.stdout.split())
     assert graphs > 0
     assert unfused == 0
-    assert fused > 0
+    assert by_others > 0
+    assert fused_graphs > 0
+    assert fused > by_others
 
 
 @pytest.mark.skipif(not is_on_cpu(), reason="accelerators are always measured")
@@ -69,6 +77,13 @@ def test_without_the_mode_decoding_on_the_cpu_is_compiled_only_if_asked(monkeypa
         _tracing._set_mode.cache_clear()
 
 
+@pytest.mark.parametrize("word", ["auto", "always", "never"])
+def test_the_setting_says_whether_steps_are_compiled_and_fused(word):
+    options = engine_options(EngineSettings(compile=word))
+    assert options.compiled == {"auto": None, "always": True, "never": False}[word]
+    assert options.fused == (word == "always")
+
+
 def test_who_switched_compiling_off_keeps_it_off(monkeypatch):
     assert can_trace_unfused()
     monkeypatch.setenv("MLX_DISABLE_COMPILE", "1")
@@ -87,7 +102,10 @@ def test_a_trace_that_fails_leaves_no_graph(monkeypatch):
     model, store = ToyModel(LAYERS), KvStore(LAYERS, 1, 64)
     row = store.open_row(1, 64)
     shape, arrays = decode_shape(store, [row], [0], exact=False), layer_arrays(store, [row])
-    graphs, given = CompiledDecode(model), (mx.array([1], mx.int32), mx.array([0], mx.int32), arrays)
+    graphs, given = (
+        CompiledDecode(model, unfused=True),
+        (mx.array([1], mx.int32), mx.array([0], mx.int32), arrays),
+    )
     with monkeypatch.context() as patch:
         patch.setattr(model, "logits", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -123,9 +123,11 @@ def _fixed_size(model: LoadedModel, rows: int) -> int:
 
 def _choose(model: LoadedModel, store: KvStore, rows: int, options: EngineOptions) -> Choices:
     on_cpu = is_on_cpu()
-    eager = options.deterministic or (on_cpu and options.compiled is None and not can_trace_unfused())
+    unfused = on_cpu and not options.fused and can_trace_unfused()
+    eager = options.deterministic or (on_cpu and options.compiled is None and not unfused)
     allowed = Allowed(
         compiled=False if eager else options.compiled,
+        unfused=unfused,
         chained=options.chained,
         packed=False if options.deterministic else options.packed,
     )

@@ -16,7 +16,7 @@ import mlx.core as mx
 from darkbloom_core.contracts import LoadedModel
 from darkbloom_core.engine._decode import DecodeBatch, DecodeShape, LayerArrays
 from darkbloom_core.engine._kv import KvPair
-from darkbloom_core.engine._tracing import can_trace_unfused, is_on_cpu, trace_unfused
+from darkbloom_core.engine._tracing import trace_unfused
 
 MOST_GRAPHS = 64
 """The least recently used graph beyond this many is dropped."""
@@ -39,13 +39,13 @@ def run_decode(
 
 
 class CompiledDecode:
-    """Graphs of one model by shape."""
+    """Graphs of one model by shape; ``unfused``: their operations stay what they are."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, *, unfused: bool) -> None:
         self._model = model
         self._graphs: OrderedDict[DecodeShape, Step] = OrderedDict()
         self._last: DecodeShape | None = None
-        self._unfused = is_on_cpu() and can_trace_unfused()
+        self._unfused = unfused
         self.traces = 0
 
     def is_worth_it(self, shape: DecodeShape) -> bool:

@@ -17,6 +17,9 @@ class EngineOptions:
     """How an engine runs; the settings table ``engine`` in the engine's own words.
 
     ``compiled``, ``chained`` and ``packed`` are chosen at warm-up where they are None.
+    ``fused``: compiled decode steps are fused on the CPU backend, too, where each fused kernel's
+    first use runs a C++ compiler for a second or more; where MLX cannot do otherwise and
+    ``compiled`` is None, decode steps are not compiled there.
     ``picture_bytes`` of pictures that the model has seen are kept.
     ``most_arrays`` bounds the arrays of rows and caches together.
     """
@@ -29,6 +32,7 @@ class EngineOptions:
     progress_seconds: float = 120.0
     deterministic: bool = False
     compiled: bool | None = None
+    fused: bool = False
     chained: bool | None = None
     packed: bool | None = None
     picture_bytes: int = 0

@@ -95,7 +95,8 @@ class Runner:
         self._prefilling: _Chunk | None = None
         self._sampler: tuple[tuple[Live, ...], Sampler] | None = None
         self._decoded: tuple[tuple[Live, ...], mx.array] | None = None
-        self.compiled = CompiledDecode(model) if choices.compiled or choices.compiled_alone else None
+        compiles = choices.compiled or choices.compiled_alone
+        self.compiled = CompiledDecode(model, unfused=choices.unfused) if compiles else None
         largest = 1 if model.vision is None else model.vision.most_soft_tokens
         self.layer_seconds = LayerSeconds(grid, grid, choices.layer_seconds)
         self.tower_layer_seconds = LayerSeconds(

@@ -44,7 +44,8 @@ class Choices:
 
     ``tower_layer_seconds`` is the same of a layer of the tower, for its largest picture.
 
-    ``compiled`` holds for decode steps of several rows, ``compiled_alone`` for those of one.
+    ``compiled`` holds for decode steps of several rows, ``compiled_alone`` for those of one;
+    ``unfused``: their operations are replayed one by one.
     ``chained``: a decode step is launched while the one before runs, else after it.
     ``packed``: short prompts run together. ``fixed_size``: the batch size of deterministic
     mode, None in the default mode. ``activation_bytes``: the most that was allocated over
@@ -53,6 +54,7 @@ class Choices:
 
     compiled: bool = False
     compiled_alone: bool = False
+    unfused: bool = False
     chained: bool = False
     packed: bool = False
     fixed_size: int | None = None
@@ -67,9 +69,10 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """What warm-up may choose; None leaves it to the measurement."""
+    """What warm-up may choose; None leaves it to the measurement. ``unfused`` is how it compiles."""
 
     compiled: bool | None = False
+    unfused: bool = False
     chained: bool | None = None
     packed: bool | None = None
 
@@ -94,7 +97,7 @@ def warm_up(
         _rarer_kernels(model, store, rows)
     tower = None if model.vision is None else _look(model, model.vision, store, grid, first=not on_cpu)
     activations = max(0, mx.get_peak_memory() - resident)
-    graphs = CompiledDecode(model)
+    graphs = CompiledDecode(model, unfused=allowed.unfused)
     compiled = compiled_alone = _choose_compiled(model, store, 1, graphs, allowed.compiled)
     if rows > 1:
         compiled = _choose_compiled(model, store, rows, graphs, allowed.compiled)
@@ -103,6 +106,7 @@ def warm_up(
     return Choices(
         compiled=compiled,
         compiled_alone=compiled_alone,
+        unfused=allowed.unfused,
         chained=_choose_chained(model, store, rows, allowed.chained),
         packed=_choose_packed(model, store, rows, allowed.packed),
         layer_seconds=chunk / len(store.layers),

@@ -32,6 +32,7 @@ def engine_options(settings: EngineSettings, picture_bytes: int = 0) -> EngineOp
         progress_seconds=settings.progress_seconds,
         deterministic=settings.deterministic,
         compiled=choice[settings.compile],
+        fused=settings.compile == "always",
         chained=choice[settings.chain],
         packed=choice[settings.pack],
         picture_bytes=picture_bytes,

@@ -100,6 +100,7 @@ def _engine(
         event_buffer=settings.engine.event_buffer,
         deterministic=deterministic,
         compiled=compiled,
+        fused=compiled is True,
         chained=chained,
         packed=packed,
     )
