@@ -432,7 +432,8 @@ def test_one_who_only_reads_removes_nothing(place, ssd):
     ssd.put(first, [ssd.part(1)])
     second = place.other_process().open()
     file = place.file_of(ssd.part(1))
-    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    *rest, last = file.read_bytes()
+    file.write_bytes(bytes([*rest, last ^ 1]))
     assert ssd.get(second, [ssd.part(1)]) == [False]
     assert second.probe([ssd.part(1)]) == [None]
     assert file.exists()
