@@ -6,6 +6,7 @@ Inputs are small whole numbers where results must be exact, so that no order of 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from cuda_on_host import CudaOnHost
 from mlx_lm.models.switch_layers import SwitchGLU
 
+from darkbloom_core.engine._warmup import batch_sizes
 from darkbloom_core.experts import _mxfp4_cuda, choose_experts, gated_experts, mix
 from darkbloom_core.experts._mxfp4_cuda import ExpertLists, mxfp4_product
 
@@ -278,6 +280,39 @@ def test_every_value_comes_out_of_every_scale(host) -> None:
     with host:
         found = mxfp4_product(mx.eye(64).astype(mx.bfloat16), mx.array(weight), mx.array(scales))
     np.testing.assert_array_equal(floats(found).T, unpacked(weight, scales).astype(np.float32))
+
+
+PUBLISHED = {
+    "gpt-oss-20b": (2880, 2880, 32, 4),
+    "gpt-oss-120b": (2880, 2880, 128, 4),
+    "gemma-4-26b-a4b, in": (704, 2816, 128, 8),
+    "gemma-4-26b-a4b, out": (2816, 704, 128, 8),
+}
+"""Outputs, inputs, experts, and how many of them a token chooses."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_warm_up_runs_every_kernel_that_any_number_of_tokens_of_a_published_model_needs(name) -> None:
+    """A kernel takes seconds to compile, so none may come first in a request."""
+    outputs, inputs, experts, count = PUBLISHED[name]
+    weight = mx.zeros((experts, outputs, inputs // 8), mx.uint32)  # never computed
+    scales = mx.zeros((experts, outputs, inputs // 32), mx.uint8)
+
+    def kernel(tokens: int) -> str:
+        pairs = mx.zeros((tokens * count,), mx.uint32)
+        lists = ExpertLists(pairs, pairs, pairs, are_made=pairs.size > _mxfp4_cuda.SCANNED_PAIRS)
+        asked: list[str] = []
+
+        def product(shared_bytes: int) -> Callable[..., list[mx.array]]:
+            return lambda **given: asked.append(f"{shared_bytes} {given['template']}") or [pairs]
+
+        with patch.object(_mxfp4_cuda, "_product", product):
+            mxfp4_product(mx.zeros((tokens, inputs), mx.bfloat16), weight, scales, None, lists)
+        return asked[0]
+
+    needed = {kernel(tokens) for tokens in range(1, 513)}
+    assert len(needed) > 2
+    assert needed == {kernel(tokens) for tokens in batch_sizes(512)}
 
 
 @pytest.mark.parametrize("wrong", BROKEN)

@@ -1,9 +1,10 @@
 """Measure what a decode step costs on the host, by phase: everything but waiting for the device.
 
-    python tools/measure_host_work.py [--model toy] [--rows 1,8,32] [--profile] [--json FILE]
+    python tools/measure_host_work.py [--model toy] [--rows 1,8,32] [--steps-are unfused] [--profile] [--json FILE]
 
 ``--model`` is ``toy`` (six tiny layers of every kind, so that the host is all there is) or a
-checkpoint of the demo package by its folder's name. Phases are timed by wrapping methods from
+checkpoint of the demo package by its folder's name; ``--steps-are`` eager, or compiled with
+their operations as they are or fused, which on a CPU runs g++ at first. Phases are timed by wrapping methods from
 outside, exclusively: a phase inside another is not counted twice. The engine itself is untouched.
 Processor time is that of the engine's thread; wall time holds its waits for the device, for
 locks and for the interpreter as well.
@@ -256,7 +257,13 @@ def main() -> None:
     arguments = parsed()
     subject = Subject(arguments.model)
     rows = [int(word) for word in arguments.rows.split(",")]
-    options = EngineOptions(max_rows=max(rows), event_buffer=4096, compiled=False, chained=arguments.chained)
+    options = EngineOptions(
+        max_rows=max(rows),
+        event_buffer=4096,
+        compiled=arguments.steps_are != "eager",
+        fused=arguments.steps_are == "fused",
+        chained=arguments.chained,
+    )
     engine = Engine(subject.name, subject.codec, subject.load, options)
     engine.load_model()
     engine.start(1 << 30)
@@ -309,6 +316,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chained", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--steps-are", choices=("eager", "unfused", "fused"), default="eager")
     return parser.parse_args()
 
 
