@@ -79,6 +79,8 @@ def test_every_installed_family_has_a_checkpoint_that_is_played() -> None:
         ("toy/recurrent", "default"),
         ("toy/full", "together"),
         ("toy/borrowing", "together"),
+        ("toy/windows", "compiled"),
+        ("toy/recurrent", "compiled"),
     ],
 )
 def test_every_row_of_generated_schedules_gets_the_tokens_it_gets_alone(subject, name, mode):
@@ -201,9 +203,9 @@ if "openblas" in LIBRARIES:
         assert sum(each["logits_with_other_bits"] for part in found for each in part) > 0
 
 
-CELLS = [("default", "own")]
+CELLS = [("default", "own"), ("compiled", "own")]
 if "openblas" in LIBRARIES:
-    CELLS += [(mode, "openblas") for mode in ("default", "together", "deterministic")]
+    CELLS += [(mode, "openblas") for mode in ("default", "together", "compiled", "deterministic")]
 PARTS = 4
 
 

@@ -44,7 +44,9 @@ MODES = {
     "compiled": {"compiled": True, "chained": True, "packed": False, "slice_seconds": 1e3},
     "deterministic": {"deterministic": True, "slice_seconds": 1e-9},
 }
-"""``default`` and ``together`` are the two ends of what warm-up may choose; a chunk runs a layer at a time or whole."""
+"""``default`` and ``together`` are the two ends of what warm-up may choose; a chunk runs a layer at a time or whole.
+
+``compiled`` is ``default`` or ``together`` with graphs, which on the CPU backend are not fused."""
 
 
 @dataclass
