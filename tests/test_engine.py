@@ -110,6 +110,36 @@ def test_steps_of_one_row_and_of_several_are_compiled_apart(build, monkeypatch):
     assert runner.compiled.traces > 0
 
 
+@pytest.mark.parametrize("one_graph_serves_all_lengths", [True, False])
+def test_steps_of_several_rows_are_compiled_unasked_only_where_a_graph_serves_all_lengths(
+    build, monkeypatch, one_graph_serves_all_lengths
+):
+    monkeypatch.setattr(
+        _warmup, "_best", lambda *ways: [0.0 * way() + place for place, way in enumerate(ways)]
+    )
+    serves = property(lambda store: one_graph_serves_all_lengths, lambda *_: None)
+    monkeypatch.setattr(KvStore, "has_kernel", serves, raising=False)
+    choices = build().status().choices
+    assert choices.compiled_alone
+    assert choices.compiled == one_graph_serves_all_lengths
+
+
+def test_ways_take_turns_and_the_best_of_each_counts():
+    times = {"one": iter([5.0, 0.003, 0.001, 0.002, 0.004, 0.005]), "other": iter([0.002] * 6)}
+    order = []
+
+    def way(name):
+        def run():
+            order.append(name)
+            return next(times[name])
+
+        return run
+
+    assert _warmup._best(way("one"), way("other")) == [5.0, 0.002], "so slow a way is not run again"
+    assert _warmup._best(way("one"), way("other")) == [0.001, 0.002]
+    assert order == ["one", "other"] * 6
+
+
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_warm_up_of_a_row_beside_the_slab_leaves_nothing(is_compiled):
     """It runs where a kernel attends for rows of the slab, which is on CUDA alone."""
