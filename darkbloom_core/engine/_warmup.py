@@ -34,7 +34,7 @@ BLANK_PIXELS = 1024
 REPEAT_TOLERANCE = 0.05
 """How often a chunk is run again on an accelerator, and how far its logits may be from the first run's."""
 
-MOST_ROUNDS = 5
+MOST_ROUNDS = 12
 ROUNDS_SECONDS = 0.3
 """Ways to choose from take turns, so many times, or as often as fits in about so long, but once at least."""
 
