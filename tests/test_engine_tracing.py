@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import mlx.core as mx
@@ -46,6 +48,12 @@ print(*found, graphs([full()], fused=True), kernels())
 """
 
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="without g++ MLX compiles nothing on a CPU"
+)
+
+
+@needs_compiler
 @pytest.mark.skipif(not is_on_cpu(), reason="accelerators fuse")
 def test_compiled_steps_on_the_cpu_run_no_compiler_unless_asked_and_what_others_compile_is_fused(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(SUPPORT)}
@@ -59,9 +67,11 @@ def test_compiled_steps_on_the_cpu_run_no_compiler_unless_asked_and_what_others_
     assert fused > by_others
 
 
+@needs_compiler
 @pytest.mark.skipif(not is_on_cpu(), reason="accelerators are always measured")
 @pytest.mark.parametrize("is_there", [True, False])
 def test_without_the_mode_decoding_on_the_cpu_is_compiled_only_if_asked(monkeypatch, is_there):
+    monkeypatch.delenv("MLX_DISABLE_COMPILE", raising=False)
     if not is_there:
         monkeypatch.setattr(_tracing, "SET_COMPILE_MODE", "no_such_function")
         _tracing._set_mode.cache_clear()
@@ -84,13 +94,33 @@ def test_the_setting_says_whether_steps_are_compiled_and_fused(word):
     assert options.fused == (word == "always")
 
 
+@needs_compiler
 def test_who_switched_compiling_off_keeps_it_off(monkeypatch):
+    monkeypatch.delenv("MLX_DISABLE_COMPILE", raising=False)
     assert can_trace_unfused()
     monkeypatch.setenv("MLX_DISABLE_COMPILE", "1")
     assert not can_trace_unfused()
 
 
-def test_the_mode_is_given_back_also_after_a_fault(monkeypatch):
+def test_without_a_compiler_nothing_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not can_trace_unfused()
+
+
+def test_a_trace_that_hangs_keeps_no_other_from_ending_and_fusing_is_on_after_the_last(monkeypatch):
+    modes, may_end, hangs = [], threading.Event(), threading.Event()
+    monkeypatch.setattr(_tracing, "_set_mode", lambda: modes.append)
+    stuck = threading.Thread(target=lambda: trace_unfused(lambda: hangs.set() or may_end.wait()))
+    stuck.start()
+    assert hangs.wait(20)
+    assert trace_unfused(lambda: "traced") == "traced"
+    assert modes == [_tracing.NO_FUSE] * 2
+    may_end.set()
+    stuck.join()
+    assert modes == [_tracing.NO_FUSE] * 2 + [_tracing.ENABLED]
+
+
+def test_fusing_is_on_again_also_after_a_fault(monkeypatch):
     modes = []
     monkeypatch.setattr(_tracing, "_set_mode", lambda: modes.append)
     with pytest.raises(ZeroDivisionError):

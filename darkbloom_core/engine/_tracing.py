@@ -1,12 +1,13 @@
 """How a decode step is traced into a graph: fused on an accelerator, unfused on the CPU backend.
 
 There MLX writes C++ for every kernel that it fuses and runs ``g++`` on it, about a second
-each, and replaying the operations one by one saves as much of the host's time. MLX's C++
-interface has a mode for that (``set_compile_mode`` in ``mlx/compile.h``), its Python one
-only on and off, so the library's function is called by its name.
+each. MLX's C++ interface has a mode without fusing (``set_compile_mode`` in
+``mlx/compile.h``), its Python one only on and off, so the library's function is called by
+its name.
 
-Always true: the mode is as it was when a trace ends; where the function is not to be had,
-``can_trace_unfused`` says so and nothing else changes.
+Always true: fusing is on again when the last of the traces at a time has ended; no trace
+waits for another; where the function is not to be had, ``can_trace_unfused`` says so and
+nothing else changes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 import mlx.core as mx
@@ -30,8 +31,6 @@ SET_COMPILE_MODE = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"
 NO_FUSE, ENABLED = 2, 3
 """Of ``enum class CompileMode``."""
 
-_lock = threading.Lock()
-
 
 def is_on_cpu() -> bool:
     """Whether MLX has the CPU backend alone."""
@@ -39,37 +38,53 @@ def is_on_cpu() -> bool:
 
 
 def can_trace_unfused() -> bool:
-    """Whether this MLX can compile without fusing, and is to compile at all."""
-    return _set_mode() is not None and "MLX_DISABLE_COMPILE" not in os.environ
+    """Whether this MLX can compile without fusing, and compiles at all: without ``g++`` it does not on a CPU."""
+    compiles = "MLX_DISABLE_COMPILE" not in os.environ and shutil.which("g++") is not None
+    return compiles and _set_mode() is not None
 
 
 def trace_unfused(call: Callable[[], Traced]) -> Traced:
     """What ``call`` gives; what it compiles for the first time is not fused, if ``can_trace_unfused``.
 
     The mode is the process's: what another thread compiles for the first time just now is
-    not fused either, which costs a little speed and changes nothing else.
+    not fused either, and ``mx.disable_compile`` does not outlive a trace.
     """
     set_mode = _set_mode()
     if set_mode is None:
         return call()
-    with _lock:
-        set_mode(NO_FUSE)
-        try:
-            return call()
-        finally:
-            set_mode(ENABLED)
+    _under_way.begin(set_mode)
+    try:
+        return call()
+    finally:
+        _under_way.end(set_mode)
+
+
+class _UnderWay:
+    """How many traces run just now. The lock is never held while one runs: one that hangs hangs alone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def begin(self, set_mode: Callable[[int], object]) -> None:
+        with self._lock:
+            self._count += 1
+            set_mode(NO_FUSE)
+
+    def end(self, set_mode: Callable[[int], object]) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                set_mode(ENABLED)
+
+
+_under_way = _UnderWay()
 
 
 @cache
 def _set_mode() -> Callable[[int], object] | None:
-    for library in _libraries():
-        with contextlib.suppress(OSError, AttributeError):
-            function = getattr(ctypes.CDLL(str(library)), SET_COMPILE_MODE)
-            function.argtypes, function.restype = [ctypes.c_int], None
-            return function  # type: ignore[no-any-return]  # ctypes has no types here
+    with contextlib.suppress(OSError, AttributeError):
+        function = getattr(ctypes.CDLL(mx.__file__), SET_COMPILE_MODE)  # of the library that it is linked to
+        function.argtypes, function.restype = [ctypes.c_int], None
+        return function  # type: ignore[no-any-return]  # ctypes has no types here
     return None
-
-
-def _libraries() -> list[Path]:
-    folder = Path(mx.__file__).parent / "lib"
-    return [folder / "libmlx.so", folder / "libmlx.dylib"]

@@ -2,7 +2,7 @@
 
 On CUDA the first use of a kernel's shape takes long, so each decode batch size and the
 prefill chunk run here. Choices between ways that give the same tokens are made by the
-median time of a few steps, on scratch rows that are closed again.
+median time of a few steps, the least of some rounds, on scratch rows that are closed again.
 """
 
 from __future__ import annotations
@@ -104,11 +104,9 @@ def warm_up(
     graphs = CompiledDecode(model, unfused=allowed.unfused)
     compiled = compiled_alone = _choose_compiled(model, store, 1, graphs, allowed.compiled)
     if rows > 1:
-        # Else a shape ends when any of the rows has 64 tokens more, which rows in step do not show.
-        measured = allowed.compiled is None and store.has_kernel
-        compiled = _choose_compiled(
-            model, store, rows, graphs, None if measured else allowed.compiled is True
-        )
+        # A shape ends there when any of the rows has 64 tokens more, which rows in step do not show.
+        unseen = on_cpu and allowed.compiled is None and not store.has_kernel
+        compiled = _choose_compiled(model, store, rows, graphs, False if unseen else allowed.compiled)
     if store.has_kernel:
         _beside_the_slab(model, store, graphs if compiled or compiled_alone else None)
     return Choices(
@@ -275,22 +273,27 @@ def _choose_compiled(
 ) -> bool:
     if allowed is False:
         return False
-    replayed, eager = _best(
-        lambda: _steps(model, store, size, compiled=compiled, chained=False),
-        lambda: _steps(model, store, size, compiled=None, chained=False),
-    )
-    return allowed is True or replayed <= WORTH_CHANGING * eager
+
+    def run(way: CompiledDecode | None) -> float:
+        return _steps(model, store, size, compiled=way, chained=False)
+
+    if allowed:
+        run(compiled)
+        run(None)  # a shape that comes once is not compiled
+        return True
+    replayed, eager = _best(lambda: run(compiled), lambda: run(None))
+    return replayed <= WORTH_CHANGING * eager
 
 
 def _choose_chained(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:
     if allowed is not None:
         return allowed
-    peaks = {}
+    peaks: dict[bool, int] = {}
 
     def run(chained: bool) -> float:
         mx.reset_peak_memory()
         seconds = sum(_steps(model, store, size, compiled=None, chained=chained) for size in {1, rows})
-        peaks[chained] = mx.get_peak_memory()
+        peaks[chained] = max(peaks.get(chained, 0), mx.get_peak_memory())
         return seconds
 
     chained, plain = _best(lambda: run(True), lambda: run(False))
@@ -302,11 +305,14 @@ def _choose_packed(model: LoadedModel, store: KvStore, rows: int, allowed: bool 
     if not can_pack(store.layers) or rows < 2 or allowed is False:
         return False
     count = min(PACKED_PROMPTS, rows)
+    if allowed:
+        _pack(model, store, count)
+        return True
     together, alone = _best(
         lambda: _time(lambda: _pack(model, store, count), 2),
         lambda: _time(lambda: _prefill(model, store, PACKED_TOKENS, PACKED_TOKENS + 1), 2),
     )
-    return allowed is True or together <= WORTH_CHANGING * count * alone
+    return together <= WORTH_CHANGING * count * alone
 
 
 def _pack(model: LoadedModel, store: KvStore, count: int, shorter: int = 0) -> None:

@@ -100,7 +100,7 @@ class EngineSettings(_Table):
     """Whether a request's bits must not depend on what runs beside it; decoding then costs more."""
 
     compile: Choice = "auto"
-    """Whether decode steps are compiled; "auto" measures at warm-up. Only "always" fuses operations on the CPU."""
+    """Whether decode steps are compiled; "auto" measures at warm-up, on a CPU for single rows alone, and only "always" fuses there."""
 
     chain: Choice = "auto"
     """Whether a decode step is launched while the one before still runs; "auto" measures at warm-up."""

@@ -39,14 +39,14 @@ ROUNDING = 1e-4
 """By how much of the largest logit two ways to add the same products may differ."""
 
 MODES = {
-    "default": {"chained": False, "packed": False, "slice_seconds": 1e-9},
-    "together": {"chained": True, "packed": True, "slice_seconds": 1e3},
+    "default": {"compiled": False, "chained": False, "packed": False, "slice_seconds": 1e-9},
+    "together": {"compiled": False, "chained": True, "packed": True, "slice_seconds": 1e3},
     "compiled": {"compiled": True, "chained": True, "packed": False, "slice_seconds": 1e3},
     "deterministic": {"deterministic": True, "slice_seconds": 1e-9},
 }
 """``default`` and ``together`` are the two ends of what warm-up may choose; a chunk runs a layer at a time or whole.
 
-``compiled`` is ``default`` or ``together`` with graphs, which on the CPU backend are not fused."""
+``compiled`` has graphs for one row and for several, which on the CPU backend are not fused."""
 
 
 @dataclass

@@ -26,6 +26,9 @@ Reason: TypeAlias = Literal["limit", "space", "age", "damaged", "left behind", "
 STALE_SECONDS = 3600.0
 """No write takes that long."""
 
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Faults of a folder that say nothing about the folder: it can soon be read."""
+
 REASONS: dict[Reason, str] = {
     "limit": "used longest ago, and the cache is full",
     "space": "used longest ago, and the disk is nearly full",
@@ -88,13 +91,13 @@ class Retention:
         """Remove a file; without a book it hears of it when it is opened next."""
         self._drop(entry, reason, book)
 
-    def recount(self, book: Book, now: float) -> None:
-        """Scan every folder: the index and the book say afterwards what is there.
+    def recount(self, book: Book, now: float) -> bool:
+        """Scan every folder: the index and the book say afterwards what is there. False if it is to be done again soon.
 
         What was known of a folder that cannot be read now stays known. Raises ``OSError`` if the root cannot be.
         """
         known = {entry.key: entry for entry in self._index.all()}
-        models = self._folder.models()
+        models, is_whole = self._folder.models(), True
         book.used_bytes, book.files, book.is_counted = 0, 0, False
         for model in models:
             try:
@@ -104,12 +107,14 @@ class Retention:
                 continue
             except (OSError, SetupError) as fault:
                 log.warning("the folder %s is left alone: %s", model, fault)
+                is_whole = is_whole and getattr(fault, "errno", None) not in PASSING
                 for key in [key for key in known if key[0] == model]:
                     book.used_bytes += known.pop(key).disk_bytes
                     book.files += 1
         for key in known:
             self._index.remove(key)
         book.is_counted = True
+        return is_whole
 
     def tell(self) -> None:
         """Say in the log what was removed since, and why."""

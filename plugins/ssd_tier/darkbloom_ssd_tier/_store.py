@@ -257,11 +257,12 @@ class Store:
 
     def settle(self, seconds: float) -> bool:
         """Wait until the folder is scanned and looked after and nothing waits; False if it takes longer."""
+        until = time.monotonic() + seconds
         with self._wake:
             is_kept = self._wake.wait_for(
-                lambda: self.is_scanned.is_set() and not self._is_due and not self._is_keeping, seconds
+                lambda: self._recounted_at > 0 and not self._is_due and not self._is_keeping, seconds
             )
-        return is_kept and self.writer.settle(seconds)
+        return is_kept and self.writer.settle(max(0.0, until - time.monotonic()))
 
     def recount(self, now: float) -> None:
         """Scan the folder. One that fails is due again."""
@@ -269,11 +270,12 @@ class Store:
             self._recounted_at = 0.0
             if self.folder.is_writable:
                 with self.accounts.open(now) as book:
-                    self.retention.recount(book, now)
+                    is_whole = self.retention.recount(book, now)
                     self._spent = book.written(now)
             else:
-                self.retention.recount(Book(), now)
-            self._recounted_at = now
+                is_whole = self.retention.recount(Book(), now)
+            if is_whole:
+                self._recounted_at = now
             self.is_scanned.set()
 
     def _share_rate(self, book: Book) -> None:

@@ -178,6 +178,9 @@ def test_a_folder_that_cannot_be_read_for_once_stays_known_and_counted(place, ss
     assert (detail["files_of_all_models"], detail["disk_bytes_of_all_models"]) == (3, 3 * 8192)
     with tier._store.accounts.open(place.clock()) as book:
         assert (book.files, book.used_bytes) == (3, 3 * 8192)
+    place.file_of(keys[0]).unlink()
+    tier._store.keep_house()  # long before the next scan by the clock
+    assert tier.probe(keys) == [None, 5000]
 
 
 def test_a_count_that_cannot_be_made_is_not_believed_and_made_again(place, ssd, monkeypatch):
