@@ -31,6 +31,7 @@ def post(server, prompt, headers=None, **fields) -> httpx.Response:
         "model": "toy/plain",
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": 3,
+        "temperature": 0,
         **fields,
     }
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=30)

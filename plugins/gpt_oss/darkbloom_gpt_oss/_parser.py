@@ -43,21 +43,27 @@ class _Kind(Enum):
 
 @dataclass(slots=True)
 class _Header:
-    """A header so far: the text of each section, the present one last."""
+    """A header so far: its sections with their text, as they came; one may come again."""
 
-    section: Section = "role"
-    texts: dict[Section, str] = field(default_factory=dict)
+    parts: list[tuple[Section, str]] = field(default_factory=lambda: [("role", "")])
+
+    @property
+    def section(self) -> Section:
+        return self.parts[-1][0]
 
     def add(self, text: str) -> None:
-        self.texts[self.section] = self.texts.get(self.section, "") + text
+        section, before = self.parts[-1]
+        self.parts[-1] = section, before + text
 
     def enter(self, section: Section) -> None:
-        self.section = section
-        self.add(" " if section in self.texts else "")
+        self.parts.append((section, " " if self.has(section) else ""))
+
+    def has(self, section: Section) -> bool:
+        return any(each == section for each, _ in self.parts)
 
     @property
     def text(self) -> str:
-        return "".join(self.texts.values())
+        return "".join(text for _, text in self.parts)
 
     @property
     def complete(self) -> bool:
@@ -67,12 +73,10 @@ class _Header:
     @property
     def plausible(self) -> bool:
         """Whether every word is, or may still become, a header's own. Once false it stays false."""
-        text = self.texts.get(self.section, "")
-        words = text.split()
-        unfinished = words.pop() if text[-1:].strip() else ""
-        earlier = [word for word in self._words() if word[0] != self.section]
-        earlier += [(self.section, word) for word in words]
-        beginnings = (*_WORDS[self.section], _RECIPIENT)
+        section, text = self.parts[-1]
+        earlier = self._words()
+        unfinished = earlier.pop()[1] if text[-1:].strip() else ""
+        beginnings = (*_WORDS[section], _RECIPIENT)
         return (self._is_short and all(_is_own(*word) for word in earlier)) and (
             unfinished.startswith(_RECIPIENT) or any(word.startswith(unfinished) for word in beginnings)
         )
@@ -84,7 +88,7 @@ class _Header:
     @property
     def channel(self) -> str | None:
         """The first word of its section, if it is a channel."""
-        words = self.texts.get("channel", "").split()
+        words = [word for section, word in self._words() if section == "channel"]
         return words[0] if words and words[0] in _CHANNELS else None
 
     @property
@@ -94,7 +98,7 @@ class _Header:
         return named[-1] if named and named[-1] not in _NOBODY else None
 
     def _words(self) -> list[tuple[Section, str]]:
-        return [(section, word) for section, text in self.texts.items() for word in text.split()]
+        return [(section, word) for section, text in self.parts for word in text.split()]
 
 
 def _is_own(section: Section, word: str) -> bool:
@@ -168,7 +172,7 @@ class HarmonyParser:
         elif not self._header.complete:
             deltas = [*self._recover("text without a message header"), *self._close_body()]
             self._header = _Header()
-        elif section in self._header.texts:
+        elif self._header.has(section):
             deltas = [Malformed("repeated header section")]
         self._header.enter(section)
         return deltas

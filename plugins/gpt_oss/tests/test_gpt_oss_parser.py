@@ -194,6 +194,15 @@ words = st.sampled_from(
 streams = st.lists(st.one_of(st.sampled_from(sorted(NAMES)), words), max_size=14)
 
 
+def test_words_of_a_section_that_came_again_are_shown_where_they_came():
+    stream = pieces("<|channel|>commentary <|constrain|>json<|channel|>{}<|call|>")
+    for cut in (
+        stream,
+        [each for piece in stream for each in ([piece] if isinstance(piece, int) else piece)],
+    ):
+        assert text_of(parse(cut), ContentDelta) == "commentary json {}"
+
+
 @settings(max_examples=100, deadline=None)
 @given(stream=streams, tools=st.sampled_from([TOOLS, frozenset()]))
 def test_any_cut_gives_the_same_fold(stream, tools):

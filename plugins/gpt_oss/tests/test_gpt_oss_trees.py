@@ -10,7 +10,7 @@ from message_trees import TOOLS, Tree, chunkings, letters, nested, read_back, sp
 
 from darkbloom_core.contracts import Device
 
-WORDS = ["<|end|>", "<|channel|>", "assistant", "final", "to=functions.now", "W"]
+WORDS = ["<|end|>", "<|channel|>", "assistant", "final", "to=functions.now ", "W"]
 
 free = texts(WORDS)
 values = nested(st.none() | st.booleans() | st.integers() | free)
