@@ -20,6 +20,7 @@ from darkbloom_core.engine import (
     OutputEnd,
     PlainParser,
     SamplingParams,
+    _runner,
     _warmup,
     lane_bytes,
     row_bytes,
@@ -108,6 +109,18 @@ def test_steps_of_one_row_and_of_several_are_compiled_apart(build, monkeypatch):
     for stream in [engine.submit(request(str(n), ids, 60)) for n, ids in enumerate(prompts(4, seed=4))]:
         list(stream)
     assert runner.compiled.traces > 0
+
+
+def test_no_step_of_a_row_alone_depends_on_which_came_before(build, monkeypatch):
+    """The first of a shape is no other than those that follow: a repeated request has equal bits."""
+    built = []
+    engine = build(compiled=True, packed=False)
+    decode = _runner.run_decode
+    monkeypatch.setattr(_runner, "run_decode", lambda *given: built.append(given[1]) or decode(*given))
+    for name in ("first", "second"):
+        list(engine.submit(request(name, [1, 2, 3], 150)))
+    assert built == []
+    assert engine._loop.runner.compiled.traces >= 3
 
 
 @pytest.mark.parametrize("one_graph_serves_all_lengths", [True, False])

@@ -1,8 +1,9 @@
 """Decode steps as compiled graphs: the model's layers traced once for each shape, replayed with new data.
 
 Always true: a compiled step gives the arrays that the eager step of the same shape gives;
-a shape is traced only when it has come twice in a row, so a step that never repeats is
-never traced.
+a shape of several rows is traced only when it has come twice in a row, so a step that never
+repeats is never traced; one of a row alone always, so that its bits do not depend on which
+steps came before.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class CompiledDecode:
         self.traces = 0
 
     def is_worth_it(self, shape: DecodeShape) -> bool:
-        """Whether ``shape`` has a graph or came in the step before."""
+        """Whether ``shape`` is of one row, has a graph, or came in the step before."""
         repeated = shape == self._last
         self._last = shape
-        return repeated or shape in self._graphs
+        return repeated or len(shape.lanes) == 1 or shape in self._graphs
 
     def run(
         self, shape: DecodeShape, tokens: mx.array, offsets: mx.array, arrays: Sequence[LayerArrays]
