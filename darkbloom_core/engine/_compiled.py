@@ -59,17 +59,16 @@ class CompiledDecode:
         self, shape: DecodeShape, tokens: mx.array, offsets: mx.array, arrays: Sequence[LayerArrays]
     ) -> mx.array:
         """As ``run_decode``; traces the shape if it has no graph yet."""
-        graph = self._graphs.get(shape)
-        if graph is not None:
-            self._graphs.move_to_end(shape)
-            logits, new = graph(tokens, offsets, _flat(arrays))
-        else:
-            graph, flat = self._graph(shape, arrays), _flat(arrays)
-            first = partial(graph, tokens, offsets, flat)  # it traces
-            logits, new = trace_unfused(first) if self._unfused else first()
-            self._graphs[shape] = graph
-            if len(self._graphs) > MOST_GRAPHS:
-                self._graphs.popitem(last=False)
+        known = self._graphs.get(shape)
+        graph = known or self._graph(shape, arrays)
+        call = partial(graph, tokens, offsets, _flat(arrays))
+        logits, new = (
+            trace_unfused(call) if known is None and self._unfused else call()
+        )  # the first call traces
+        self._graphs[shape] = graph
+        self._graphs.move_to_end(shape)
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
         _put_back(arrays, new)
         return logits
 

@@ -19,7 +19,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import mlx.core as mx
 
@@ -86,5 +86,5 @@ def _set_mode() -> Callable[[int], object] | None:
     with contextlib.suppress(OSError, AttributeError):
         function = getattr(ctypes.CDLL(mx.__file__), SET_COMPILE_MODE)  # of the library that it is linked to
         function.argtypes, function.restype = [ctypes.c_int], None
-        return function  # type: ignore[no-any-return]  # ctypes has no types here
+        return cast("Callable[[int], object]", function)
     return None

@@ -104,7 +104,7 @@ def warm_up(
     graphs = CompiledDecode(model, unfused=allowed.unfused)
     compiled = compiled_alone = _choose_compiled(model, store, 1, graphs, allowed.compiled)
     if rows > 1:
-        # A shape ends there when any of the rows has 64 tokens more, which rows in step do not show.
+        # Without the kernel a shape ends when any of its rows has 64 tokens more, which rows in step do not show.
         unseen = on_cpu and allowed.compiled is None and not store.has_kernel
         compiled = _choose_compiled(model, store, rows, graphs, False if unseen else allowed.compiled)
     if store.has_kernel:

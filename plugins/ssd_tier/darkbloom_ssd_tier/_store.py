@@ -107,7 +107,7 @@ class Store:
         self._writing = threading.Lock()  # no recount sees a file that is half in, half out
         self._homes: dict[str, Home] = {}
         self._is_due = False
-        self._is_keeping = False
+        self._is_keeping = True
         self._recounted_at = 0.0
         self._wake = threading.Condition()
         self._is_closed = False
@@ -300,8 +300,6 @@ class Store:
 
     def _keep(self) -> None:
         while True:
-            with self._wake:
-                self._is_keeping = True
             try:
                 self.keep_house()
             except Exception:  # the thread must outlive a fault, or nothing would be cleaned up any more
@@ -312,6 +310,7 @@ class Store:
                 self._wake.wait_for(lambda: self._is_closed or self._is_due, TICK_SECONDS)
                 if self._is_closed:
                     return
+                self._is_keeping = True
 
     def close(self) -> None:
         """End the threads; what is on disk stays."""
