@@ -36,15 +36,33 @@ from darkbloom_bench._subject import Subject, checkpoint_subject, longest, shape
 from darkbloom_ssd_tier._store import Stores
 from darkbloom_ssd_tier._tier import SsdTier, SsdTierFactory
 
-from darkbloom_core.contracts import LoadedModel, TierContext
+from darkbloom_core.contracts import Event, LoadedModel, PartsFetched, TierContext
 from darkbloom_core.engine import Engine, EngineOptions, PrefixOptions, lane_bytes, row_bytes
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.prefix import Numerics
 from darkbloom_core.slots import ModelPlaces, current_device, hub_folder
 from darkbloom_core.telemetry import SinkEmitter
 
+MEBIBYTE = 1024**2
 
-def open_tier(folder: Path) -> SsdTier:
+
+class Readings:
+    """A telemetry sink that keeps what the tier says of its fetches."""
+
+    name = "readings"
+
+    def __init__(self) -> None:
+        self.kept: list[PartsFetched] = []
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, PartsFetched):
+            self.kept.append(event)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def open_tier(folder: Path, readings: Readings) -> SsdTier:
     """The tier of ``folder``, as a process opens it that has just begun."""
     options = {
         "key_store": "file",
@@ -60,7 +78,7 @@ def open_tier(folder: Path) -> SsdTier:
         bytes_limit=1 << 50,
         options=options,
         reserve=lambda _: True,
-        emitter=SinkEmitter(),
+        emitter=SinkEmitter([readings]),
     )
     tier = SsdTierFactory(Stores()).open(context)
     tier.settle()
@@ -69,11 +87,11 @@ def open_tier(folder: Path) -> SsdTier:
 
 @contextmanager
 def engine_over(
-    subject: Subject, model: Any, folder: Path, options: EngineOptions, most_tokens: int
+    subject: Subject, model: Any, folder: Path, options: EngineOptions, most_tokens: int, readings: Readings
 ) -> Iterator[tuple[OurPrompts, SsdTier]]:
     """An engine with nothing in memory, over what is in ``folder``."""
     layers = subject.description.layers
-    tier = open_tier(folder)
+    tier = open_tier(folder, readings)
     numerics = Numerics(
         weights=b"w" * 32,
         family=subject.description.family,
@@ -108,10 +126,12 @@ def drop_caches(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One prompt: ``logits`` has the bytes of each step's ``[1, V]``, none if they were not kept."""
+    """One prompt: ``logits`` has the bytes of each step's ``[1, V]``, none if they were not kept;
+    ``fetched`` is what the tier read for it."""
 
     asked: Asked
     logits: tuple[bytes, ...]
+    fetched: tuple[PartsFetched, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,17 +158,20 @@ def run_half(subject: Subject, model: LoadedModel, folder: Path, half: Half) -> 
     )
     most = longest([half.tokens + ANSWER_TOKENS], subject.description)
     recording = RecordingModel(model) if half.logits else None
+    readings = Readings()
     answered = []
-    with engine_over(subject, recording or model, folder, options, most) as (asks, tier):
+    with engine_over(subject, recording or model, folder, options, most, readings) as (asks, tier):
         asks.ask(prompts[0 if half.first else 1])
         for prompt in prompts[2:]:
             if not half.first:
                 drop_caches(folder)
+            readings.kept.clear()
             if recording:
                 recording.kept.clear()
             asked = asks.ask(prompt)
             kept = recording.kept[:ANSWER_TOKENS] if recording else []
-            answered.append(Answered(asked, tuple(bytes(memoryview(cast(Any, each))) for each in kept)))
+            logits = tuple(bytes(memoryview(cast(Any, each))) for each in kept)
+            answered.append(Answered(asked, logits, tuple(readings.kept)))
             time.sleep(0.1)
             if half.first:
                 tier.settle(120)
@@ -165,7 +188,7 @@ def run_second(command: list[str], folder: Path, half: Half) -> list[Answered]:
 
 
 def show(name: str, tokens: int, cold: Sequence[Answered], warm: Sequence[Answered]) -> bool:
-    """One line for a length; whether every answer, and every logit that was kept, is the same."""
+    """A line for a length and one for each round; whether every answer, and every logit that was kept, is the same."""
     pairs = list(zip(cold, warm, strict=True))
     before = statistics.median(each.asked.seconds for each in cold) * 1000
     after = statistics.median(each.asked.seconds for each in warm) * 1000
@@ -181,6 +204,16 @@ def show(name: str, tokens: int, cold: Sequence[Answered], warm: Sequence[Answer
         + (f"; logits of {differ} of {len(steps)} steps differ" if steps else ""),
         flush=True,
     )
+    for number, (one, two) in enumerate(pairs, 1):
+        seconds = sum(each.duration_seconds for each in two.fetched)
+        size = sum(each.size_bytes for each in two.fetched)
+        speed = f"{size / seconds / MEBIBYTE:.0f} MiB/s" if seconds else "nothing read"
+        print(
+            f"  round {number}: cold {one.asked.seconds * 1000:.0f} ms, from disk {two.asked.seconds * 1000:.0f} ms "
+            f"({two.asked.cached} tokens cached), of which {size / MEBIBYTE:.0f} MiB were read in "
+            f"{seconds * 1000:.0f} ms, {speed}",
+            flush=True,
+        )
     return same and not differ
 
 
