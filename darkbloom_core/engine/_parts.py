@@ -14,6 +14,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from darkbloom_core.contracts import ELEMENT_BYTES, Dtype, LayerKind
+from darkbloom_core.engine._host import array_of
 from darkbloom_core.engine._kv import MLX_DTYPES, CapturedLayers, KvStore, Row
 from darkbloom_core.prefix import PartLayout, PartName, Piece, PromptParts, StagedPart
 
@@ -55,7 +56,7 @@ def part_array(layout: PartLayout, staged: StagedPart) -> mx.array:
     if staged.data is None:
         return cast(mx.array, staged.item)
     dtype = layout.dtype(staged.part)
-    array = mx.array(cast(Any, staged.data))  # MLX takes any buffer; its stub does not say so
+    array = array_of(staged.data)
     return array if dtype is None else array.view(MLX_DTYPES[dtype])
 
 

@@ -230,8 +230,8 @@ class Reuse:
         return plan
 
     def _stage(self, use: _Use, plan: ReusePlan) -> None:
-        use.staging = self.stack.stage(use.live.request.id, plan, use.names)
         use.staged_at = time.monotonic()
+        use.staging = self.stack.stage(use.live.request.id, plan, use.names)
         if use.staging is None:
             self._fail(use)
         elif not use.staging.is_ready:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import mlx.core as mx
 
 from darkbloom_core.contracts import PartKey
+from darkbloom_core.engine._host import bytes_of
 
 MOST_BYTES = 64 * 1024**2
 CLOSE_SECONDS = 5.0
@@ -78,7 +80,7 @@ class Spill:
                 key, waiting = self._waiting[0]
             array = self._held(key) if waiting is None else waiting
             if array is not None:
-                self._offer_below(key, lambda array=array: memoryview(array).cast("B"))  # type: ignore[misc]
+                self._offer_below(key, partial(bytes_of, array))
             del array
             with self._changed:
                 self._waiting.popleft()

@@ -39,7 +39,11 @@ ROUNDS_SECONDS = 0.3
 """Ways to choose from take turns, so many times, or as often as fits in about so long, but once at least."""
 
 WORTH_CHANGING = 0.95
-"""Another way than the plain one must take at most this share of its time to be chosen."""
+"""Another way than the plain one must take at most this share of its time to be chosen.
+
+The plain way of a decode step is to replay a graph where steps are launched on an accelerator: what
+such a step takes there swings with what else the host does, and a graph leaves the host the least to do.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +106,12 @@ def warm_up(
     tower = None if model.vision is None else _look(model, model.vision, store, grid, first=not on_cpu)
     activations = max(0, mx.get_peak_memory() - resident)
     graphs = CompiledDecode(model, unfused=allowed.unfused)
-    compiled = compiled_alone = _choose_compiled(model, store, 1, graphs, allowed.compiled)
+    compiled = compiled_alone = _choose_compiled(model, store, 1, graphs, allowed.compiled, on_cpu=on_cpu)
     if rows > 1:
         # Without the kernel a shape ends when any of its rows has 64 tokens more, which rows in step do not show.
         unseen = on_cpu and allowed.compiled is None and not store.has_kernel
-        compiled = _choose_compiled(model, store, rows, graphs, False if unseen else allowed.compiled)
+        asked = False if unseen else allowed.compiled
+        compiled = _choose_compiled(model, store, rows, graphs, asked, on_cpu=on_cpu)
     if store.has_kernel:
         _beside_the_slab(model, store, graphs if compiled or compiled_alone else None)
     return Choices(
@@ -269,7 +274,13 @@ def _steps(
 
 
 def _choose_compiled(
-    model: LoadedModel, store: KvStore, size: int, compiled: CompiledDecode, allowed: bool | None
+    model: LoadedModel,
+    store: KvStore,
+    size: int,
+    compiled: CompiledDecode,
+    allowed: bool | None,
+    *,
+    on_cpu: bool,
 ) -> bool:
     if allowed is False:
         return False
@@ -282,7 +293,7 @@ def _choose_compiled(
         run(None)  # a shape that comes once is not compiled
         return True
     replayed, eager = _best(lambda: run(compiled), lambda: run(None))
-    return replayed <= WORTH_CHANGING * eager
+    return replayed <= WORTH_CHANGING * eager if on_cpu else eager > WORTH_CHANGING * replayed
 
 
 def _choose_chained(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:

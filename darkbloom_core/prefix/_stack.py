@@ -8,6 +8,7 @@ staging is closed and no tier writes to its buffers any more.
 from __future__ import annotations
 
 import logging
+import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -157,7 +158,7 @@ class CacheStack:
             return False
         for place in dict.fromkeys(fetch.place for fetch in below):
             mine = [fetch for fetch in below if fetch.place == place]
-            buffers = [memoryview(bytearray(fetch.size_bytes)) for fetch in mine]
+            buffers = [_buffer(fetch.size_bytes) for fetch in mine]
             future = self._lower[place].fetch(
                 [Fetch(keys[fetch], buffer) for fetch, buffer in zip(mine, buffers, strict=True)]
             )
@@ -165,6 +166,11 @@ class CacheStack:
                 return False
             staging.expect(future, mine, buffers)
         return True
+
+
+def _buffer(size_bytes: int) -> memoryview:
+    """Bytes whose pages are made by who writes them first, the tier's threads: the engine does not wait for that."""
+    return memoryview(mmap.mmap(-1, size_bytes))
 
 
 class Staging:

@@ -1,0 +1,76 @@
+"""Bytes between the host's memory and MLX's arrays, where the device has memory of its own.
+
+On CUDA MLX makes ``mx.array(bytes)`` in managed memory, which the device then faults in page by
+page, and asking for an array's memory moves the array itself there: whoever still reads it on the
+device reads what is freed. So bytes go up the way files do, and down through a copy. Elsewhere
+host and device share their memory, and neither is needed.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+
+BYTES = np.lib.format.dtype_to_descr(np.dtype(np.uint8))
+
+
+def array_of(data: memoryview) -> mx.array:
+    """uint8 ``[len(data)]`` with these bytes, on the calling thread's device; evaluated."""
+    if mx.cuda.is_available():
+        return loaded(data)
+    return mx.array(cast(Any, data))  # MLX takes any buffer; its stub does not say so
+
+
+def bytes_of(array: mx.array) -> memoryview:
+    """The bytes of an evaluated flat array, which stays where it is. From any thread."""
+    return memoryview(cast(Any, copied(array) if mx.cuda.is_available() else array)).cast("B")
+
+
+def loaded(data: memoryview) -> mx.array:
+    """uint8 ``[len(data)]`` as MLX loads it from a file."""
+    return cast(mx.array, mx.load(cast(Any, _ArrayFile(data)), format="npy"))
+
+
+def copied(array: mx.array) -> mx.array:
+    """The same bits in memory of their own; evaluated. Flat arrays only."""
+    half = array.size // 2
+    copy = mx.concatenate([array[:half], array[half:]])
+    mx.eval(copy)
+    return copy
+
+
+class _ArrayFile(io.RawIOBase):
+    """``data`` as a file of NumPy's format, which has a header before it; the bytes are copied once, when read."""
+
+    def __init__(self, data: memoryview) -> None:
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": BYTES, "fortran_order": False, "shape": (len(data),)}
+        )
+        self._header, self._data = memoryview(header.getvalue()), data
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        size = len(self._header) + len(self._data)
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """What fits of the header, or of the data behind it."""
+        start, piece = (0, self._header) if self._at < len(self._header) else (len(self._header), self._data)
+        part = piece[self._at - start :][: len(buffer)]
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
