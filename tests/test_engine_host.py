@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from darkbloom_core.engine import _host
-from darkbloom_core.engine._host import _ArrayFile, array_of, bytes_of, copied, loaded
+from darkbloom_core.engine._host import PIECE_BYTES, _ArrayFile, array_of, bytes_of, copied, loaded
 
-SIZES = (1, 2, 127, 128, 4096, (3 << 20) + 5)
+SIZES = (1, 2, 127, 128, 4096, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 5)
 
 
 @pytest.mark.parametrize("size", SIZES)

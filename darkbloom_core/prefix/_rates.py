@@ -46,11 +46,14 @@ class Rates:
             self._fetch[place] = _moved(self._fetch.get(place), milliseconds, size_bytes)
 
     def declined(self) -> None:
-        """A hit was not taken for its cost. If that is due to one odd measurement, it will be taken some time."""
+        """A hit was not taken for its cost. If that is due to one odd measurement, or to what was assumed before
+        any was made, it will be taken some time."""
         with self._lock:
-            self._fetch = {
-                place: None if rate is None else rate * FORGETTING for place, rate in self._fetch.items()
-            }
+            for place, rate in self._fetch.items():
+                if rate is not None:
+                    self._fetch[place] = rate * FORGETTING
+                elif place in self._assumed:
+                    self._assumed[place] *= FORGETTING
 
     def costs(self) -> Costs:
         """What the planner is given now."""
