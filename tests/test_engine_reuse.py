@@ -23,6 +23,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,7 @@ from darkbloom_core.contracts import (
     TextPart,
     TierStats,
 )
-from darkbloom_core.engine import GenerationRequest
+from darkbloom_core.engine import GenerationRequest, _spill
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.prefix import block_hashes
 
@@ -397,6 +398,36 @@ def test_a_tier_below_hears_what_ram_serves_and_is_given_what_it_would_take(open
     (told,) = below.told
     blocks = [key.block for key in told if key.part == "full"]
     assert blocks == [key.block for key in held if key.part == "full"]
+
+
+def test_a_part_whose_bytes_cannot_be_had_is_lost_alone_and_counted(opened, below, monkeypatch):
+    given = []
+
+    def bytes_of(array):
+        given.append(array)
+        if len(given) == 1:
+            raise MemoryError("no room for a copy")
+        return memoryview(array).cast("B")
+
+    monkeypatch.setattr(_spill, "bytes_of", bytes_of)
+    warm = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below})
+    warm.run(noise(900), 1)
+    warm.reuse._spill.wait()
+    assert warm.status.parts_unoffered == 1
+    assert len(below.parts) == len(given) - 1 > 0
+
+
+def test_parts_that_find_too_many_waiting_are_dropped_and_counted(opened, below, monkeypatch):
+    monkeypatch.setattr(_spill, "MOST_BYTES", 0)
+    goes_on, offer = threading.Event(), below.offer
+    below.offer = lambda key, data: goes_on.wait(10) and offer(key, data)
+    warm = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below})
+    below.used = lambda keys: [False] * len(keys)  # which would have them offered again
+    warm.run(noise(900), 1)
+    assert warm.status.parts_unoffered > 0
+    goes_on.set()
+    warm.reuse._spill.wait()
+    assert len(below.parts) == 1
 
 
 def test_the_planner_begins_with_what_a_tier_has_measured(opened, below):

@@ -100,7 +100,8 @@ class PrefixSample:
     """How one engine reused the beginnings of prompts, sampled like ``EngineSample``.
 
     Each request that was looked up is a hit or has one of the reasons of a miss. ``waits``
-    are requests that waited for what another was computing.
+    are requests that waited for what another was computing. ``parts_unoffered`` were dropped
+    before any tier below memory was asked: too many waited, or there was no memory for a copy.
     """
 
     model: str
@@ -108,6 +109,7 @@ class PrefixSample:
     hits: int
     tokens_reused: int
     waits: int
+    parts_unoffered: int
     missed_short: int
     missed_absent: int
     missed_window: int

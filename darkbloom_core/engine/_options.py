@@ -66,11 +66,13 @@ class PrefixStatus:
 
     ``outcomes`` has one count for each request that was looked up. ``tiers`` and ``faults``
     are by place, ``ram`` first. ``reserved_bytes`` of the model's share are for the RAM tier.
+    ``parts_unoffered`` were dropped on the way to the tiers below RAM.
     """
 
     outcomes: Mapping[LookupOutcome, int]
     tokens_reused: int
     waits: int
+    parts_unoffered: int
     tiers: Mapping[str, TierStats]
     faults: Mapping[str, int]
     reserved_bytes: int

@@ -444,6 +444,7 @@ class Reuse:
             outcomes=dict(self._outcomes),
             tokens_reused=self._tokens_reused,
             waits=self._waits,
+            parts_unoffered=0 if self._spill is None else self._spill.dropped,
             tiers=self.stack.stats(),
             faults=self.stack.faults(),
             reserved_bytes=self.budget.reserved_bytes,

@@ -2,10 +2,12 @@
 
 Always true: at most ``MOST_BYTES`` of parts wait, or one; what comes when there are more is
 dropped. Parts that RAM holds wait by name only, and are dropped if RAM has lost them by then.
+A part whose bytes cannot be had is dropped alone.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -15,6 +17,8 @@ import mlx.core as mx
 
 from darkbloom_core.contracts import PartKey
 from darkbloom_core.engine._host import bytes_of
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 * 1024**2
 CLOSE_SECONDS = 5.0
@@ -70,6 +74,14 @@ class Spill:
             self._changed.notify_all()
         self._thread.join(CLOSE_SECONDS)
 
+    def _give(self, key: PartKey, array: mx.array) -> None:
+        try:
+            self._offer_below(key, partial(bytes_of, array))
+        except Exception as fault:  # no memory for the copy, say: the part is lost, the thread is not
+            with self._changed:
+                self.dropped += 1
+            log.warning("a part of the prefix cache is not offered to the tiers: %s", fault)
+
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -80,7 +92,7 @@ class Spill:
                 key, waiting = self._waiting[0]
             array = self._held(key) if waiting is None else waiting
             if array is not None:
-                self._offer_below(key, partial(bytes_of, array))
+                self._give(key, array)
             del array
             with self._changed:
                 self._waiting.popleft()

@@ -39,6 +39,7 @@ def _prefix_sample(model: str, prefix: PrefixStatus) -> PrefixSample:
         hits=count("hit"),
         tokens_reused=prefix.tokens_reused,
         waits=prefix.waits,
+        parts_unoffered=prefix.parts_unoffered,
         missed_short=count("short"),
         missed_absent=count("absent"),
         missed_window=count("window"),

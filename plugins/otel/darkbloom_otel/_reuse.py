@@ -48,6 +48,12 @@ class ReuseMetrics:
             "",
             "Requests that waited for what another was computing",
         )
+        counter(
+            names.PREFIX_UNOFFERED,
+            [partial(self._read_prefixes, lambda sample: sample.parts_unoffered)],
+            "",
+            "Parts dropped before a tier below memory was asked",
+        )
         gauge(names.CACHE_BYTES, [self._read_parts], "By", "What a tier holds, by kind")
         gauge(
             names.CACHE_LIMIT,

@@ -281,7 +281,11 @@ def test_the_engines_last_sample_is_shown_until_its_model_is_gone(sink):
 
 def test_prefix_reuse_is_shown_by_outcome_tier_and_kind_until_its_model_is_gone(sink):
     misses = {"missed_short": 1, "missed_absent": 2, "missed_window": 3, "missed_cost": 4, "missed_failed": 5}
-    sink.emit(PrefixSample(model="tiny", lookups=22, hits=7, tokens_reused=512, waits=6, **misses))
+    sink.emit(
+        PrefixSample(
+            model="tiny", lookups=22, hits=7, tokens_reused=512, waits=6, parts_unoffered=5, **misses
+        )
+    )
     tier = {
         "parts": 9, "bytes_used": 60, "bytes_limit": 100, "full_bytes": 10, "window_bytes": 20,
         "state_bytes": 30, "hits": 11, "misses": 12, "offered": 13, "dropped": 14, "evicted": 15,
@@ -296,6 +300,7 @@ def test_prefix_reuse_is_shown_by_outcome_tier_and_kind_until_its_model_is_gone(
         assert value(sink, "darkbloom_prefix_lookups_total", **labels) == count
     assert value(sink, "darkbloom_prefix_tokens_reused_total", **model) == 512
     assert value(sink, "darkbloom_prefix_waits_total", **model) == 6
+    assert value(sink, "darkbloom_prefix_parts_unoffered_total", **model) == 5
     of_disk = {"darkbloom_cache_tier": "disk", **model}
     for part, size in {"full": 10, "window": 20, "state": 30}.items():
         assert value(sink, "darkbloom_cache_bytes", darkbloom_cache_part=part, **of_disk) == size
