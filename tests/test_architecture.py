@@ -188,7 +188,7 @@ def test_there_is_one_engine_and_one_way_into_it():
         if calls(path, "run_layers"):
             assert room_of(path) == "engine", f"{named(path)} runs a model's layers past the engine"
         entries = [call for call in calls(path, "submit") if call.endswith("engine.submit")]
-        assert not entries or path == CORE / "server" / "_generation.py", (
+        assert not entries or path == CORE / "server" / "_service.py", (
             f"{named(path)} submits to an engine: every request of a server enters through GenerationService"
         )
 

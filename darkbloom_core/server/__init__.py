@@ -5,9 +5,10 @@ from darkbloom_core.server._bodies import read_json
 from darkbloom_core.server._context import ClientWatch, RequestContext, request_context
 from darkbloom_core.server._errors import ErrorAnswer, error_answer
 from darkbloom_core.server._gate import OpenRoute, WritesErrors
-from darkbloom_core.server._generation import Generation, GenerationService
+from darkbloom_core.server._generation import Generation
 from darkbloom_core.server._requests import AnswerRequest, AskedMedia, SamplingOverrides, asked_media
 from darkbloom_core.server._run import BackgroundServer, check_address, serve
+from darkbloom_core.server._service import GenerationService
 
 __all__ = [
     "AnswerRequest",

@@ -17,12 +17,12 @@ from darkbloom_core.contracts import TelemetrySink
 from darkbloom_core.plugins import PluginReport
 from darkbloom_core.server._edge import Edge, RequestIds
 from darkbloom_core.server._gate import Gate
-from darkbloom_core.server._generation import GenerationService
 from darkbloom_core.server._health import PluginReports, health_routes
 from darkbloom_core.server._keys import KeyRing
 from darkbloom_core.server._limits import KeyLimits
 from darkbloom_core.server._openai import openai_routes
 from darkbloom_core.server._pages import Pages
+from darkbloom_core.server._service import GenerationService
 from darkbloom_core.settings import Settings, read_keys
 from darkbloom_core.telemetry import SinkEmitter
 

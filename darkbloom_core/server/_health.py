@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from darkbloom_core.plugins import PluginReport
 from darkbloom_core.server._context import request_context
 from darkbloom_core.server._gate import OpenRoute
-from darkbloom_core.server._generation import GenerationService
+from darkbloom_core.server._service import GenerationService
 
 if TYPE_CHECKING:
     from darkbloom_core.slots import Slot

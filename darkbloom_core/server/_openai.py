@@ -21,8 +21,9 @@ from darkbloom_core.server._context import ClientWatch, request_context
 from darkbloom_core.server._convert import chat_request, completion_request
 from darkbloom_core.server._edge import send_json
 from darkbloom_core.server._errors import error_answer
-from darkbloom_core.server._generation import Generation, GenerationService
+from darkbloom_core.server._generation import Generation
 from darkbloom_core.server._requests import AnswerRequest
+from darkbloom_core.server._service import GenerationService
 
 if TYPE_CHECKING:
     from darkbloom_core.slots import KnownModel, Slot
