@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-import mlx.core as mx
-import numpy as np
 import pytest
-from toy_engine import GREEDY, LAYERS, is_empty, request, start, wait_for
+from toy_engine import GREEDY, LAYERS, engines, is_empty, prompts, request, wait_for
 from toy_family import ToyCodec, ToyModel, full, text_of, tokens_of, window
 
 from darkbloom_core.contracts import Prompt
@@ -16,17 +14,12 @@ from darkbloom_core.engine import (
     Engine,
     EngineOptions,
     GenerationRequest,
-    KvStore,
     OutputEnd,
     PlainParser,
     SamplingParams,
-    _runner,
-    _warmup,
     lane_bytes,
     row_bytes,
 )
-from darkbloom_core.engine._compiled import CompiledDecode
-from darkbloom_core.engine._warmup import _beside_the_slab, _check_repeats
 from darkbloom_core.errors import (
     CapacityExhausted,
     ContextLengthExceeded,
@@ -36,27 +29,13 @@ from darkbloom_core.errors import (
     InvalidRequest,
     NeverFits,
     QueueFull,
-    SetupError,
 )
 
 
 @pytest.fixture
 def build():
-    """Build engines that are closed at the end."""
-    engines = []
-
-    def make(model: ToyModel | None = None, **options) -> Engine:
-        engines.append(start(model or ToyModel(LAYERS), **options))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
-
-
-def prompts(count: int, seed: int = 0) -> list[list[int]]:
-    random = np.random.default_rng(seed)
-    return [random.integers(0, 64, random.integers(1, 60)).tolist() for _ in range(count)]
+    with engines() as begin:
+        yield begin
 
 
 def test_many_at_once_each_get_what_they_get_alone(build):
@@ -85,102 +64,6 @@ def test_seeded_sampling_is_the_same_beside_any_neighbours(build):
         list(stream)
     other = engine.submit(request("other", [1, 2, 3], 24, sampling, choice=1))
     assert tokens_of(list(other)) != alone
-
-
-def test_compiled_and_eager_steps_give_the_same_tokens(build):
-    outputs = []
-    for compiled in (True, False):
-        engine = build(compiled=compiled)
-        streams = [engine.submit(request(str(n), ids, 90)) for n, ids in enumerate(prompts(8, seed=4))]
-        outputs.append([tokens_of(list(stream)) for stream in streams])
-        assert engine.status().choices.compiled == compiled
-    assert outputs[0] == outputs[1]
-
-
-def test_steps_of_one_row_and_of_several_are_compiled_apart(build, monkeypatch):
-    def several_only(model, store, size, compiled, allowed, *, on_cpu):
-        return size > 1
-
-    monkeypatch.setattr(_warmup, "_choose_compiled", several_only)
-    engine = build()
-    runner = engine._loop.runner
-    list(engine.submit(request("alone", [1, 2, 3], 60)))
-    assert runner.compiled.traces == 0
-    for stream in [engine.submit(request(str(n), ids, 60)) for n, ids in enumerate(prompts(4, seed=4))]:
-        list(stream)
-    assert runner.compiled.traces > 0
-
-
-def test_no_step_of_a_row_alone_depends_on_which_came_before(build, monkeypatch):
-    """The first of a shape is no other than those that follow: a repeated request has equal bits."""
-    built = []
-    engine = build(compiled=True, packed=False)
-    decode = _runner.run_decode
-    monkeypatch.setattr(_runner, "run_decode", lambda *given: built.append(given[1]) or decode(*given))
-    for name in ("first", "second"):
-        list(engine.submit(request(name, [1, 2, 3], 150)))
-    assert built == []
-    assert engine._loop.runner.compiled.traces >= 3
-
-
-@pytest.mark.parametrize("one_graph_serves_all_lengths", [True, False])
-def test_steps_of_several_rows_are_compiled_unasked_only_where_a_graph_serves_all_lengths(
-    build, monkeypatch, one_graph_serves_all_lengths
-):
-    monkeypatch.setattr(
-        _warmup, "_best", lambda *ways: [0.0 * way() + place for place, way in enumerate(ways)]
-    )
-    serves = property(lambda store: one_graph_serves_all_lengths, lambda *_: None)
-    monkeypatch.setattr(KvStore, "has_kernel", serves, raising=False)
-    choices = build().status().choices
-    assert choices.compiled_alone
-    assert choices.compiled == one_graph_serves_all_lengths
-
-
-@pytest.mark.parametrize(
-    ("on_cpu", "replayed", "eager", "is_compiled"),
-    [
-        (True, 0.94, 1.0, True),
-        (True, 0.97, 1.0, False),
-        (False, 0.97, 1.0, True),
-        (False, 1.04, 1.0, True),
-        (False, 1.06, 1.0, False),
-    ],
-)
-def test_on_an_accelerator_steps_are_replayed_where_neither_way_is_clearly_faster(
-    monkeypatch, on_cpu, replayed, eager, is_compiled
-):
-    monkeypatch.setattr(_warmup, "_best", lambda *_: [replayed, eager])
-    assert _warmup._choose_compiled(None, None, 1, None, None, on_cpu=on_cpu) == is_compiled
-
-
-def test_ways_take_turns_and_the_best_of_each_counts():
-    times = {"one": iter([5.0, 0.003, 0.001, *[0.002] * 10]), "other": iter([0.002] * 13)}
-    order = []
-
-    def way(name):
-        def run():
-            order.append(name)
-            return next(times[name])
-
-        return run
-
-    assert _warmup._best(way("one"), way("other")) == [5.0, 0.002], "so slow a way is not run again"
-    assert _warmup._best(way("one"), way("other")) == [0.001, 0.002]
-    assert order == ["one", "other"] * (1 + _warmup.MOST_ROUNDS)
-
-
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_warm_up_of_a_row_beside_the_slab_leaves_nothing(is_compiled):
-    """It runs where a kernel attends for rows of the slab, which is on CUDA alone."""
-    model = ToyModel(LAYERS)
-    store, graphs = KvStore(LAYERS, 2, 256), CompiledDecode(model, unfused=False) if is_compiled else None
-    held = [row for row in (store.open_row(256, 8),) if not row.is_shared]
-    assert held, "a prompt as long as the slab has buffers of its own"
-    store.close_row(held[0])
-    _beside_the_slab(model, store, graphs)
-    assert store.open_rows == 0
-    assert graphs is None or graphs.traces > 0
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -496,13 +379,6 @@ def test_a_load_that_raises_is_told_to_the_loader_and_ends_the_thread():
         engine.load_model()
     engine.close()
     assert not any(thread.name == "engine toy" for thread in threading.enumerate())
-
-
-def test_a_device_that_computes_differently_each_time_is_refused():
-    answers = iter([1.0, 1.01, 1.3])
-    _check_repeats(lambda: mx.array([10.0]))
-    with pytest.raises(SetupError, match="different results"):
-        _check_repeats(lambda: mx.array([next(answers)]))
 
 
 def test_closing_ends_every_stream_and_a_drained_engine_takes_nothing_new(build):

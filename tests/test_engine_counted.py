@@ -9,7 +9,7 @@ from copy import copy
 import mlx.core as mx
 import numpy as np
 import pytest
-from toy_engine import is_empty, request, start, wait_for
+from toy_engine import engines, is_empty, request, wait_for
 from toy_family import ToyCodec, ToyModel, full, recurrent, tokens_of, window
 
 from darkbloom_core.engine import Engine, _runner, _scheduler
@@ -72,16 +72,8 @@ class NotedCodec(ToyCodec):
 
 @pytest.fixture
 def build():
-    """Engines that are closed at the end."""
-    engines = []
-
-    def make(model: ToyModel, **options) -> Engine:
-        engines.append(start(model, **options))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
+    with engines() as begin:
+        yield begin
 
 
 def before_each_decode_step(engine: Engine, monkeypatch: pytest.MonkeyPatch, tell: Callable[[int], None]):

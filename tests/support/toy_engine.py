@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
+import numpy as np
 from toy_family import ToyCodec, ToyModel, full, recurrent, window
 
 from darkbloom_core.contracts import Prompt
@@ -18,6 +20,25 @@ def start(model: ToyModel, grant: int = 1 << 26, codec: ToyCodec | None = None, 
     engine.load_model()
     engine.start(grant)
     return engine
+
+
+@contextlib.contextmanager
+def engines():
+    """Gives what starts an engine; all are closed at the end."""
+    started = []
+
+    def begin(model: ToyModel | None = None, **options) -> Engine:
+        started.append(start(model or ToyModel(LAYERS), **options))
+        return started[-1]
+
+    yield begin
+    for engine in started:
+        engine.close()
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 64, random.integers(1, 60)).tolist() for _ in range(count)]
 
 
 def request(name: str, ids, most: int = 20, sampling: SamplingParams = GREEDY, **more) -> GenerationRequest:
