@@ -437,6 +437,17 @@ def test_the_planner_begins_with_what_a_tier_has_measured(opened, below):
     assert warm.status.outcomes == {"cost": 1}
 
 
+def test_what_a_tier_takes_to_begin_counts_as_its_time(opened, below):
+    """So do buffers that are made before it is asked."""
+    prompt, fetch = noise(900), below.fetch
+    warm = on_two_engines(opened, below, prompt)
+    below.fetch = lambda fetches: time.sleep(0.05) or fetch(fetches)
+    warm.reuse.rates.prefilled(256, 1e6)  # whatever it takes, it pays
+    assert warm.run(prompt).cached == 768
+    size = sum(map(len, below.parts.values()))
+    assert warm.reuse.rates.costs().fetch_milliseconds_per_byte["below"] >= 50 / size
+
+
 @pytest.mark.parametrize("how", ["raises", "lies", "has lost it"])
 def test_a_tier_that_fails_costs_a_hit_and_nothing_else(opened, below, how):
     prompt = noise(900)

@@ -30,7 +30,7 @@ def test_compiled_and_eager_steps_give_the_same_tokens(build):
 
 
 def test_steps_of_one_row_and_of_several_are_compiled_apart(build, monkeypatch):
-    def several_only(model, store, size, compiled, allowed, *, on_cpu):
+    def several_only(model, store, size, compiled, allowed):
         return size > 1
 
     monkeypatch.setattr(_warmup, "_choose_compiled", several_only)
@@ -70,20 +70,21 @@ def test_steps_of_several_rows_are_compiled_unasked_only_where_a_graph_serves_al
 
 
 @pytest.mark.parametrize(
-    ("on_cpu", "replayed", "eager", "is_compiled"),
+    ("on_cuda", "replayed", "eager", "is_compiled"),
     [
-        (True, 0.94, 1.0, True),
-        (True, 0.97, 1.0, False),
-        (False, 0.97, 1.0, True),
-        (False, 1.04, 1.0, True),
-        (False, 1.06, 1.0, False),
+        (False, 0.94, 1.0, True),
+        (False, 0.97, 1.0, False),
+        (True, 0.97, 1.0, True),
+        (True, 1.04, 1.0, True),
+        (True, 1.06, 1.0, False),
     ],
 )
-def test_on_an_accelerator_steps_are_replayed_where_neither_way_is_clearly_faster(
-    monkeypatch, on_cpu, replayed, eager, is_compiled
+def test_on_cuda_steps_are_replayed_where_neither_way_is_clearly_faster(
+    monkeypatch, on_cuda, replayed, eager, is_compiled
 ):
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: on_cuda)
     monkeypatch.setattr(_warmup, "_best", lambda *_: [replayed, eager])
-    assert _warmup._choose_compiled(None, None, 1, None, None, on_cpu=on_cpu) == is_compiled
+    assert _warmup._choose_compiled(None, None, 1, None, None) == is_compiled
 
 
 def test_ways_take_turns_and_the_best_of_each_counts():

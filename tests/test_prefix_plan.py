@@ -225,8 +225,17 @@ def test_the_reason_of_a_miss_is_told():
     dear = Costs(prefill_milliseconds_per_token=1.0, fetch_milliseconds_per_byte={"ram": 1.0})
     assert plan(256, everything(1)).reason == "short"
     assert plan(2000, {}).reason == "absent"
-    assert plan(2000, everything(7), costs=dear).reason == "cost"
-    assert plan(2000, everything(7)).missed_boundary is None
+    declined = plan(2000, everything(7), costs=dear)
+    assert (declined.reason, declined.declined_places) == ("cost", {"ram"})
+    taken = plan(2000, everything(7))
+    assert (taken.missed_boundary, taken.declined_places) == (None, frozenset())
+
+
+def test_what_the_longest_hit_would_have_needed_is_what_was_declined():
+    there = {**everything(4), **{(block, part): "disk" for block in range(4, 7) for part in PART_NAMES}}
+    dear = Costs(prefill_milliseconds_per_token=1.0, fetch_milliseconds_per_byte={"ram": 1.0, "disk": 1.0})
+    assert plan(2000, there, costs=dear).declined_places == {"ram", "disk"}
+    assert plan(1100, there, costs=dear).declined_places == {"ram"}
 
 
 def test_a_dear_tail_leaves_the_cheap_beginning():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +27,7 @@ from darkbloom_core.prefix import (
     plan_reuse,
     scope_salt,
 )
+from darkbloom_core.prefix._stack import _buffer
 
 FULL = LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8)
 WINDOW = LayerKind(q_heads=4, kv_heads=2, k_dim=8, v_dim=8, window=300)
@@ -326,6 +330,21 @@ def test_whatever_is_evicted_resized_and_cancelled_meanwhile_nothing_leaks_and_n
     assert stack.ram.stats().bytes_used == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables of pages")
+def test_making_a_buffer_touches_none_of_its_pages():
+    size = 64 << 20  # more than malloc ever takes from what it has
+    before = resident_bytes()
+    buffer = _buffer(size)
+    assert resident_bytes() - before < size // 8
+    for at in range(0, size, mmap.PAGESIZE):
+        buffer[at] = 1
+    assert resident_bytes() - before > size // 2
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
 # --- rates and scopes ---------------------------------------------------------------------
 
 
@@ -339,12 +358,17 @@ def test_rates_are_assumed_until_they_are_measured():
 
 
 def test_a_place_that_looked_too_slow_is_tried_again_some_time():
-    rates = Rates({"assumed": 1.0, "measured": 1e-6}, hit_milliseconds=3.0)
+    rates = Rates(
+        {"assumed": 1.0, "measured": 1e-6, "other": 1.0, "other, measured": 1e-6}, hit_milliseconds=3.0
+    )
     rates.fetched("measured", 1000, 1000.0)
+    rates.fetched("other, measured", 1000, 1000.0)
     assert rates.costs().hit_milliseconds == 3.0
     for _ in range(200):
-        rates.declined()
-    assert all(0 < found < 1e-3 for found in rates.costs().fetch_milliseconds_per_byte.values())
+        rates.declined(["assumed", "measured"])
+    found = rates.costs().fetch_milliseconds_per_byte
+    assert 0 < found["assumed"] < 1e-3 > found["measured"] > 0
+    assert found["other"] == found["other, measured"] == 1.0
     rates.fetched("assumed", 1000, 1000.0)
     assert rates.costs().fetch_milliseconds_per_byte["assumed"] == 1.0, "the first measurement counts whole"
 

@@ -1,7 +1,7 @@
 """A row's KV as packed parts, and packed parts as a row's KV: the prefix room's tables, with arrays.
 
 Always true: what is packed and unpacked again has the same bits; adoption holds no more
-than ``GROUP_BYTES`` of copies at a time, or one part.
+than ``GROUP_BYTES`` of copies at a time, or one part, which on CUDA is put together of pieces.
 """
 
 from __future__ import annotations

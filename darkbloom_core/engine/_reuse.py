@@ -226,7 +226,7 @@ class Reuse:
             if plan.missed_boundary is not None:
                 self._policy.missed(use.names[use.parts.count(plan.missed_boundary) - 1])
             if plan.reason == "cost":
-                self.rates.declined()
+                self.rates.declined(plan.declined_places)
         return plan
 
     def _stage(self, use: _Use, plan: ReusePlan) -> None:

@@ -41,8 +41,8 @@ ROUNDS_SECONDS = 0.3
 WORTH_CHANGING = 0.95
 """Another way than the plain one must take at most this share of its time to be chosen.
 
-The plain way of a decode step is to replay a graph where steps are launched on an accelerator: what
-such a step takes there swings with what else the host does, and a graph leaves the host the least to do.
+On CUDA the plain way of a decode step is to replay a graph, elsewhere to build it anew: what a step takes
+on CUDA swings with what else the host does, and a graph leaves the host the least to do.
 """
 
 
@@ -106,12 +106,11 @@ def warm_up(
     tower = None if model.vision is None else _look(model, model.vision, store, grid, first=not on_cpu)
     activations = max(0, mx.get_peak_memory() - resident)
     graphs = CompiledDecode(model, unfused=allowed.unfused)
-    compiled = compiled_alone = _choose_compiled(model, store, 1, graphs, allowed.compiled, on_cpu=on_cpu)
+    compiled = compiled_alone = _choose_compiled(model, store, 1, graphs, allowed.compiled)
     if rows > 1:
         # Without the kernel a shape ends when any of its rows has 64 tokens more, which rows in step do not show.
         unseen = on_cpu and allowed.compiled is None and not store.has_kernel
-        asked = False if unseen else allowed.compiled
-        compiled = _choose_compiled(model, store, rows, graphs, asked, on_cpu=on_cpu)
+        compiled = _choose_compiled(model, store, rows, graphs, False if unseen else allowed.compiled)
     if store.has_kernel:
         _beside_the_slab(model, store, graphs if compiled or compiled_alone else None)
     return Choices(
@@ -274,13 +273,7 @@ def _steps(
 
 
 def _choose_compiled(
-    model: LoadedModel,
-    store: KvStore,
-    size: int,
-    compiled: CompiledDecode,
-    allowed: bool | None,
-    *,
-    on_cpu: bool,
+    model: LoadedModel, store: KvStore, size: int, compiled: CompiledDecode, allowed: bool | None
 ) -> bool:
     if allowed is False:
         return False
@@ -293,7 +286,9 @@ def _choose_compiled(
         run(None)  # a shape that comes once is not compiled
         return True
     replayed, eager = _best(lambda: run(compiled), lambda: run(None))
-    return replayed <= WORTH_CHANGING * eager if on_cpu else eager > WORTH_CHANGING * replayed
+    if mx.cuda.is_available():
+        return eager > WORTH_CHANGING * replayed
+    return replayed <= WORTH_CHANGING * eager
 
 
 def _choose_chained(model: LoadedModel, store: KvStore, rows: int, allowed: bool | None) -> bool:

@@ -49,7 +49,8 @@ class ReusePlan:
     """The first ``tokens`` tokens are reused; 0 and no fetches if nothing is.
 
     ``missed_boundary`` is the longest boundary past ``tokens`` that lacked nothing but
-    window or state parts: worth keeping when prefill comes by.
+    window or state parts: worth keeping when prefill comes by. ``declined_places`` are those
+    that the longest hit needed, if it is not taken for its cost.
     """
 
     tokens: int
@@ -58,6 +59,7 @@ class ReusePlan:
     saved_milliseconds: float = 0.0
     fetch_milliseconds: float = 0.0
     missed_boundary: int | None = None
+    declined_places: frozenset[str] = frozenset()
 
     @property
     def size_bytes(self) -> int:
@@ -74,7 +76,7 @@ def plan_reuse(parts: PromptParts, where: Where, costs: Costs) -> ReusePlan:
     if not reachable:
         return ReusePlan(tokens=0, reason="absent")
     missed: int | None = None
-    affordable = True
+    declined: frozenset[str] | None = None
     for boundary in reversed(reachable):
         tail = _fetches(parts.needs_at(boundary), parts, where)
         if tail is None:
@@ -85,8 +87,7 @@ def plan_reuse(parts: PromptParts, where: Where, costs: Costs) -> ReusePlan:
             one.size_bytes * costs.fetch_milliseconds_per_byte[one.place] for one in fetches
         )
         saved = boundary * costs.prefill_milliseconds_per_token
-        affordable = spent <= PAYING_SHARE * saved
-        if affordable:
+        if spent <= PAYING_SHARE * saved:
             return ReusePlan(
                 tokens=boundary,
                 reason="hit",
@@ -95,7 +96,10 @@ def plan_reuse(parts: PromptParts, where: Where, costs: Costs) -> ReusePlan:
                 fetch_milliseconds=spent,
                 missed_boundary=missed,
             )
-    return ReusePlan(tokens=0, reason="window" if affordable else "cost", missed_boundary=missed)
+        declined = declined or frozenset(one.place for one in fetches)
+    if declined is None:
+        return ReusePlan(tokens=0, reason="window", missed_boundary=missed)
+    return ReusePlan(tokens=0, reason="cost", missed_boundary=missed, declined_places=declined)
 
 
 def _full_parts(blocks: int, parts: PromptParts, where: Where) -> list[PlannedFetch | None]:

@@ -7,7 +7,7 @@ of the way; a place that looked too slow is tried again some time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from darkbloom_core.prefix._plan import Costs
 
@@ -19,7 +19,7 @@ ASSUMED_FETCH_MILLISECONDS_PER_BYTE = 1e-6
 
 
 FORGETTING = 0.95
-"""What each hit that did not seem to pay leaves of the rates that said so."""
+"""What each hit that did not seem to pay leaves of the rates that said so, measured or assumed."""
 
 
 class Rates:
@@ -45,21 +45,24 @@ class Rates:
         with self._lock:
             self._fetch[place] = _moved(self._fetch.get(place), milliseconds, size_bytes)
 
-    def declined(self) -> None:
-        """A hit was not taken for its cost. If that is due to one odd measurement, or to what was assumed before
-        any was made, it will be taken some time."""
+    def declined(self, places: Iterable[str]) -> None:
+        """A hit out of these places was not taken for its cost.
+
+        If that is due to one odd measurement, or to what is assumed before any, one will be taken some time.
+        """
         with self._lock:
-            for place, rate in self._fetch.items():
-                if rate is not None:
+            for place in places:
+                rate = self._fetch.get(place)
+                if rate is None:
+                    self._assumed[place] = self._assumption(place) * FORGETTING
+                else:
                     self._fetch[place] = rate * FORGETTING
-                elif place in self._assumed:
-                    self._assumed[place] *= FORGETTING
 
     def costs(self) -> Costs:
         """What the planner is given now."""
         with self._lock:
             fetch = {
-                place: self._assumed.get(place, ASSUMED_FETCH_MILLISECONDS_PER_BYTE) if rate is None else rate
+                place: self._assumption(place) if rate is None else rate
                 for place, rate in self._fetch.items()
             }
             prefill = self._prefill
@@ -70,6 +73,9 @@ class Rates:
             fetch_milliseconds_per_byte=fetch,
             hit_milliseconds=self._hit_milliseconds,
         )
+
+    def _assumption(self, place: str) -> float:
+        return self._assumed.get(place, ASSUMED_FETCH_MILLISECONDS_PER_BYTE)
 
 
 def _moved(rate: float | None, milliseconds: float, count: int) -> float | None:

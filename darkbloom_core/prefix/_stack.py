@@ -8,12 +8,13 @@ staging is closed and no tier writes to its buffers any more.
 from __future__ import annotations
 
 import logging
-import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from darkbloom_core.contracts import CacheTier, Fetch, PartKey, TierStats
 from darkbloom_core.memory import Ledger
@@ -169,8 +170,8 @@ class CacheStack:
 
 
 def _buffer(size_bytes: int) -> memoryview:
-    """Bytes whose pages are made by who writes them first, the tier's threads: the engine does not wait for that."""
-    return memoryview(mmap.mmap(-1, size_bytes))
+    """Bytes of any content: a ``bytearray`` is filled with zeros here and now, on the engine's thread."""
+    return np.empty(size_bytes, np.uint8).data
 
 
 class Staging:
