@@ -241,6 +241,10 @@ def test_a_tier_brings_back_what_was_computed_before_an_unload_and_is_closed_wit
     slot = toy.load("a")
     assert run(slot) == 0
     slot.engine._loop.reuse._spill.wait()
+    slot.engine._loop.reuse._spill.dropped = 3
+    toy.slots._sample_engines()
+    (sample,) = toy.sink.take(PrefixSample)
+    assert sample.parts_unoffered == 3
     toy.slots.unload("a")
     assert factory.opened[0].is_closed
     assert run(toy.slots.acquire("a")) == 512

@@ -207,11 +207,12 @@ def show(name: str, tokens: int, cold: Sequence[Answered], warm: Sequence[Answer
     for number, (one, two) in enumerate(pairs, 1):
         seconds = sum(each.duration_seconds for each in two.fetched)
         size = sum(each.size_bytes for each in two.fetched)
-        speed = f"{size / seconds / MEBIBYTE:.0f} MiB/s" if seconds else "nothing read"
+        read = "nothing read"
+        if seconds:
+            read = f"{size / MEBIBYTE:.0f} MiB read in {seconds * 1000:.0f} ms, {size / seconds / MEBIBYTE:.0f} MiB/s"
         print(
-            f"  round {number}: cold {one.asked.seconds * 1000:.0f} ms, from disk {two.asked.seconds * 1000:.0f} ms "
-            f"({two.asked.cached} tokens cached), of which {size / MEBIBYTE:.0f} MiB were read in "
-            f"{seconds * 1000:.0f} ms, {speed}",
+            f"  round {number}: cold {one.asked.seconds * 1000:.0f} ms, from disk {two.asked.seconds * 1000:.0f} ms, "
+            f"{two.asked.cached} tokens cached, {read}",
             flush=True,
         )
     return same and not differ

@@ -2,6 +2,8 @@
 
 Blocks have the sizes of real models: their layers come from a shape's config.json. Parts
 are written by the tier itself; before each read the page cache is dropped, for all alike.
+The tier reads into the same buffers each time, into new ones of any content, as the engine
+has it do, and into new ones that are filled with zeros first.
 The order of the readers changes from round to round; medians are compared.
 
     uv run python tools/measure_ssd_tier.py --folder /on/the/disk --tokens 8192
@@ -19,10 +21,11 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import darkbloom_bench
+import numpy as np
 from darkbloom_ssd_tier._store import Stores
 from darkbloom_ssd_tier._tier import SsdTier, SsdTierFactory
 
@@ -125,14 +128,16 @@ def measure(shape: str, folder: Path, tokens: int, rounds: int, readers: int) ->
     seconds = write(tier, parts)
     files = sorted((folder / "cache").glob("*/*.v1"))
     buffers = [memoryview(bytearray(size)) for _, size in parts]
-    fetches = [Fetch(key, buffer) for (key, _), buffer in zip(parts, buffers, strict=True)]
 
-    def fetch() -> None:
+    def fetch(buffers: Iterable[memoryview]) -> None:
+        fetches = [Fetch(key, buffer) for (key, _), buffer in zip(parts, buffers, strict=True)]
         if not all(tier.fetch(fetches).result()):
             raise RuntimeError("a part did not come")
 
     readings: dict[str, Callable[[], None]] = {
-        "tier": fetch,
+        "tier": lambda: fetch(buffers),
+        "tier, new buffers": lambda: fetch(np.empty(size, np.uint8).data for _, size in parts),
+        "tier, new zeros": lambda: fetch(memoryview(bytearray(size)) for _, size in parts),
         "dd": lambda: dd(files),
         "dd direct": lambda: dd(files, "iflag=direct"),
         "plain, 1 thread": lambda: read_plainly(files, 1),
@@ -171,7 +176,9 @@ def main() -> None:
         print(f"{shape}: {given.tokens} tokens, {found['files']:.0f} files, {found['MiB']:.0f} MiB")
         print(f"  written at {found['write']:.0f} MiB/s")
         for name in list(found)[3:]:
-            share = "" if name == "tier" else f", the tier has {found['tier'] / found[name]:.0%} of it"
+            share = (
+                "" if name.startswith("tier") else f", the tier has {found['tier'] / found[name]:.0%} of it"
+            )
             print(f"  {name}: {found[name]:.0f} MiB/s{share}")
 
 
