@@ -2,8 +2,7 @@
 
 Blocks have the sizes of real models: their layers come from a shape's config.json. Parts
 are written by the tier itself; before each read the page cache is dropped, for all alike.
-The tier reads into the same buffers each time, into new ones of any content, as the engine
-has it do, and into new ones that are filled with zeros first.
+The tier reads into the same buffers each time, into new ones, as the engine has it do, and into new ones that are filled with zeros first.
 The order of the readers changes from round to round; medians are compared.
 
     uv run python tools/measure_ssd_tier.py --folder /on/the/disk --tokens 8192
@@ -25,13 +24,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import darkbloom_bench
-import numpy as np
 from darkbloom_ssd_tier._store import Stores
 from darkbloom_ssd_tier._tier import SsdTier, SsdTierFactory
 
 from darkbloom_core.contracts import Device, Fetch, PartKey, TierContext
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.prefix import PART_NAMES, PartLayout
+from darkbloom_core.prefix._stack import new_buffer
 from darkbloom_core.telemetry import SinkEmitter
 
 SHAPES = Path(darkbloom_bench.__file__).parent / "shapes"
@@ -136,7 +135,7 @@ def measure(shape: str, folder: Path, tokens: int, rounds: int, readers: int) ->
 
     readings: dict[str, Callable[[], None]] = {
         "tier": lambda: fetch(buffers),
-        "tier, new buffers": lambda: fetch(np.empty(size, np.uint8).data for _, size in parts),
+        "tier, new buffers": lambda: fetch(new_buffer(size) for _, size in parts),
         "tier, new zeros": lambda: fetch(memoryview(bytearray(size)) for _, size in parts),
         "dd": lambda: dd(files),
         "dd direct": lambda: dd(files, "iflag=direct"),
@@ -176,9 +175,10 @@ def main() -> None:
         print(f"{shape}: {given.tokens} tokens, {found['files']:.0f} files, {found['MiB']:.0f} MiB")
         print(f"  written at {found['write']:.0f} MiB/s")
         for name in list(found)[3:]:
-            share = (
-                "" if name.startswith("tier") else f", the tier has {found['tier'] / found[name]:.0%} of it"
-            )
+            share = ""
+            if not name.startswith("tier"):
+                reused, new = (found[tier] / found[name] for tier in ("tier", "tier, new buffers"))
+                share = f", the tier has {reused:.0%} of it, {new:.0%} with new buffers"
             print(f"  {name}: {found[name]:.0f} MiB/s{share}")
 
 

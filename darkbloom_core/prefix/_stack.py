@@ -8,13 +8,12 @@ staging is closed and no tier writes to its buffers any more.
 from __future__ import annotations
 
 import logging
+import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import numpy as np
 
 from darkbloom_core.contracts import CacheTier, Fetch, PartKey, TierStats
 from darkbloom_core.memory import Ledger
@@ -159,7 +158,7 @@ class CacheStack:
             return False
         for place in dict.fromkeys(fetch.place for fetch in below):
             mine = [fetch for fetch in below if fetch.place == place]
-            buffers = [_buffer(fetch.size_bytes) for fetch in mine]
+            buffers = [new_buffer(fetch.size_bytes) for fetch in mine]
             future = self._lower[place].fetch(
                 [Fetch(keys[fetch], buffer) for fetch, buffer in zip(mine, buffers, strict=True)]
             )
@@ -169,9 +168,12 @@ class CacheStack:
         return True
 
 
-def _buffer(size_bytes: int) -> memoryview:
-    """Bytes of any content: a ``bytearray`` is filled with zeros here and now, on the engine's thread."""
-    return np.empty(size_bytes, np.uint8).data
+def new_buffer(size_bytes: int) -> memoryview:
+    """Bytes for a tier to write to, in pages that go back to the system with the last view of them.
+
+    Whoever writes first, the tier's threads, makes the pages; zeros would be written here and now.
+    """
+    return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class Staging:
