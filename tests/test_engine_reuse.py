@@ -47,7 +47,7 @@ from darkbloom_core.contracts import (
     TextPart,
     TierStats,
 )
-from darkbloom_core.engine import GenerationRequest, _spill
+from darkbloom_core.engine import GenerationRequest, _parts, _reuse, _spill
 from darkbloom_core.plugins import load_plugins
 from darkbloom_core.prefix import block_hashes
 
@@ -435,6 +435,23 @@ def test_the_planner_begins_with_what_a_tier_has_measured(opened, below):
     warm = on_two_engines(opened, below, noise(900))
     assert warm.run(noise(900)).cached == 0
     assert warm.status.outcomes == {"cost": 1}
+
+
+def test_others_may_go_on_between_any_two_parts_of_windows_that_come(opened, below, monkeypatch):
+    prompt, steps = noise(900), []
+    warm = on_two_engines(opened, below, prompt)
+
+    def adopt(*given):
+        for held in _parts.adopt(*given):
+            steps.append([one.part for one in held])
+            yield held
+
+    monkeypatch.setattr(_reuse, "adopt", adopt)
+    assert warm.run(prompt).cached == 768
+    tails = len(warm.reuse.layout.of([256, 512, 768, 900]).needs_at(768))
+    assert tails > 1
+    assert [len(step) for step in steps] == [3, *[0] * tails, tails]
+    assert steps[0] == ["full"] * 3
 
 
 def test_what_a_tier_takes_to_begin_counts_as_its_time(opened, below):

@@ -66,7 +66,8 @@ def adopt(
     """Write parts into ``row``, which then holds ``tokens`` tokens, some at a time.
 
     After each step what was written is evaluated, and its parts are given: full parts in
-    the order of blocks, then the others.
+    the order of blocks, then the others. These are written together; before, each of their
+    arrays is a step that gives nothing.
     """
     store.make_room(row, tokens)
     full = [one for one in staged if one.part == "full"]
@@ -75,7 +76,12 @@ def adopt(
         store.restore(row, _full_layers(parts, store.layers, held), parts.blocks[held[-1].block].end)
         mx.eval(store.arrays_of(row))
         yield held
-    held = _held(parts.layout, [one for one in staged if one.part != "full"])
+    held = []
+    for one in staged:
+        if one.part != "full":
+            held += _held(parts.layout, [one])
+            mx.eval(held[-1].array)
+            yield []
     if held:
         store.restore(row, _tail_layers(parts, store.layers, held, tokens), tokens)
         mx.eval(store.arrays_of(row))
