@@ -5,6 +5,7 @@ line that names the file; no code from a checkpoint is ever run, except its chat
 template, in a sandbox.
 """
 
+from darkbloom_core.checkpoint._codec import TokenizerCodec
 from darkbloom_core.checkpoint._config import read_config, read_generation_config, read_json
 from darkbloom_core.checkpoint._packages import defer_package
 from darkbloom_core.checkpoint._stops import read_stop_ids
@@ -16,6 +17,7 @@ __all__ = [
     "ChatTemplate",
     "TensorInfo",
     "TextTokenizer",
+    "TokenizerCodec",
     "Weights",
     "check_tensors",
     "defer_package",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from darkbloom_core.checkpoint import ChatTemplate, TextTokenizer
+from darkbloom_core.checkpoint import ChatTemplate, TextTokenizer, TokenizerCodec
 from darkbloom_core.contracts import Chat, Grammar, MediaPart, Message, OutputParser, Prompt, Tool
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_qwen3._parser import CALL, CALL_END, THINK, THINK_END, Qwen3Parser
@@ -21,30 +21,16 @@ _STRUCTURE = (THINK, THINK_END, CALL, CALL_END, "<tool_response>", "</tool_respo
 _PROBE = ({"role": "user", "content": "hello"},)
 
 
-class Qwen3Codec:
-    """Matches ``darkbloom_core.contracts.ChatCodec`` by having its members. Thread-safe: it never changes."""
+class Qwen3Codec(TokenizerCodec):
+    """Matches ``darkbloom_core.contracts.ChatCodec`` by having its members, half of them inherited. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        self._tokenizer = TextTokenizer(path, control_names=_STRUCTURE)
-        self._template = ChatTemplate(path, self._tokenizer)
-        self._tags = {self._tokenizer.control_id(name): name for name in (THINK, THINK_END, CALL, CALL_END)}
+        super().__init__(TextTokenizer(path, control_names=_STRUCTURE))
+        self._template = ChatTemplate(path, self.tokenizer)
+        self._tags = {self.tokenizer.control_id(name): name for name in (THINK, THINK_END, CALL, CALL_END)}
         # Some checkpoints always think: their template opens the thought itself, so the model's
         # output begins inside it. Whether this one does is seen from a prompt, once.
         self._opens_thought = {quiet: self._ends_in_thought(quiet) for quiet in (False, True)}
-
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.vocab_size
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        return self._tokenizer.control_ids
-
-    def token_bytes(self, token: int) -> bytes:
-        return self._tokenizer.token_bytes(token)
-
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode_text(text)
 
     def encode_chat(self, chat: Chat) -> Prompt:
         """Render ``chat``. What the format has no place for is refused, not left out."""

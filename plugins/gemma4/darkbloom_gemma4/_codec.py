@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from darkbloom_core.checkpoint import ChatTemplate
+from darkbloom_core.checkpoint import ChatTemplate, TokenizerCodec
 from darkbloom_core.contracts import Chat, ControlToken, Grammar, Message, OutputParser, Prompt, ToolCall
 from darkbloom_core.errors import InvalidRequest
 from darkbloom_gemma4._grammar import output_grammar
@@ -25,32 +25,18 @@ THINKS = {"none": False, "minimal": False, "low": True, "medium": True, "high": 
 _NEEDED = (TURN, END_OF_TURN)
 
 
-class Gemma4Codec:
+class Gemma4Codec(TokenizerCodec):
     """The family's ``ChatCodec``. Raises ``CheckpointError`` if the tokenizer lacks the tokens of turns."""
 
     def __init__(self, path: Path) -> None:
-        self._tokenizer = read_tokenizer(path)
-        self._template = ChatTemplate(path, self._tokenizer)
+        super().__init__(read_tokenizer(path))
+        self._template = ChatTemplate(path, self.tokenizer)
         for name in _NEEDED:
-            self._tokenizer.require_control_id(name)
+            self.tokenizer.require_control_id(name)
         self._names = {
-            token: name for name in CONTROL_NAMES if (token := self._tokenizer.control_id(name)) is not None
+            token: name for name in CONTROL_NAMES if (token := self.tokenizer.control_id(name)) is not None
         }
         self._controls = {name: ControlToken(token) for token, name in self._names.items()}
-
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.vocab_size
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        return self._tokenizer.control_ids
-
-    def token_bytes(self, token: int) -> bytes:
-        return self._tokenizer.token_bytes(token)
-
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode_text(text)
 
     def encode_chat(self, chat: Chat) -> Prompt:
         """Up to the model's turn."""
@@ -71,7 +57,7 @@ class Gemma4Codec:
                 }
                 for tool in chat.tools
             ]
-        media = Placeholders(self._tokenizer, chat.messages) if has_media(chat.messages) else None
+        media = Placeholders(self.tokenizer, chat.messages) if has_media(chat.messages) else None
         ids = self._template.render(variables, today=chat.today, edit=None if media is None else media.expand)
         return Prompt(ids, () if media is None else media.spans(ids))
 

@@ -48,7 +48,7 @@ ASKED = (
 
 def rendered(codec, chat):
     """The prompt as text, control tokens by name."""
-    names = {codec._tokenizer.control_id(name): name for name in codec._tokenizer.control_names}
+    names = {codec.tokenizer.control_id(name): name for name in codec.tokenizer.control_names}
     return "".join(
         names.get(token) or codec.token_bytes(token).decode() for token in codec.encode_chat(chat).ids
     )
@@ -224,5 +224,5 @@ def test_the_demo_checkpoint_answers_its_prompts(asked, codec, demo_folder, load
 
 
 def test_the_demo_checkpoint_stops_where_the_generation_config_says(codec, demo_folder, load):
-    named = {codec._tokenizer.control_id(name) for name in ("<eos>", "<turn|>", "<|tool_response>")}
+    named = {codec.tokenizer.control_id(name) for name in ("<eos>", "<turn|>", "<|tool_response>")}
     assert load(demo_folder).stop_ids == named

@@ -24,7 +24,7 @@ def said(role, *content, **others):
 
 def encoded(codec, *messages):
     prompt = codec.encode_chat(Chat(messages=messages))
-    names = {codec._tokenizer.control_id(name): name for name in codec._tokenizer.control_names}
+    names = {codec.tokenizer.control_id(name): name for name in codec.tokenizer.control_names}
     return "".join(names.get(token) or codec.token_bytes(token).decode() for token in prompt.ids), prompt
 
 
@@ -35,7 +35,7 @@ def test_parts_of_a_message_stand_in_their_order(codec):
     assert [span.picture for span in prompt.spans] == [0, 1, 2, 3, 4]
     assert [span.length for span in prompt.spans] == [3, 2, 2, 2, 3]
     tokens = {
-        name: codec._tokenizer.control_id(name) for name in ("<|image>", "<image|>", "<|image|>", "<|video|>")
+        name: codec.tokenizer.control_id(name) for name in ("<|image>", "<image|>", "<|image|>", "<|video|>")
     }
     for span, kind in zip(prompt.spans, ["image", *["video"] * 3, "image"], strict=True):
         inside = prompt.ids[span.start - 1 : span.start + span.length + 1]
@@ -78,7 +78,7 @@ def test_text_never_becomes_a_picture_nor_takes_ones_place(text, codec):
     assert [span.length for span in plain[1].spans] == [3]
     (span,) = plain[1].spans
     assert len(codec.encode_text(text)) > 0
-    assert span == MediaSpan(plain[1].ids.index(codec._tokenizer.control_id("<|image|>")), 3, 0)
+    assert span == MediaSpan(plain[1].ids.index(codec.tokenizer.control_id("<|image|>")), 3, 0)
 
 
 @pytest.mark.parametrize("role", ["assistant", "system"])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from darkbloom_core.checkpoint import ChatTemplate, TextTokenizer
+from darkbloom_core.checkpoint import ChatTemplate, TextTokenizer, TokenizerCodec
 from darkbloom_core.contracts import (
     AnswerFormat,
     Chat,
@@ -31,28 +31,14 @@ from darkbloom_gpt_oss._parser import CONTROL_NAMES, HarmonyParser
 REASONING_EFFORTS = ("low", "medium", "high")
 
 
-class HarmonyCodec:
+class HarmonyCodec(TokenizerCodec):
     """The family's ``ChatCodec``. Raises ``CheckpointError`` if the tokenizer lacks a harmony token."""
 
     def __init__(self, path: Path) -> None:
-        self._tokenizer = TextTokenizer(path)
-        self._template = ChatTemplate(path, self._tokenizer)
-        self._names = {self._tokenizer.require_control_id(name): name for name in CONTROL_NAMES}
+        super().__init__(TextTokenizer(path))
+        self._template = ChatTemplate(path, self.tokenizer)
+        self._names = {self.tokenizer.require_control_id(name): name for name in CONTROL_NAMES}
         self._controls = {name: ControlToken(token) for token, name in self._names.items()}
-
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.vocab_size
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        return self._tokenizer.control_ids
-
-    def token_bytes(self, token: int) -> bytes:
-        return self._tokenizer.token_bytes(token)
-
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode_text(text)
 
     def encode_chat(self, chat: Chat) -> Prompt:
         """Up to ``<|start|>assistant``: the model goes on with the channel of its first message."""

@@ -43,7 +43,7 @@ def user(text):
 def rendered(codec, *messages, **others):
     """The prompt as text, control tokens by name, without the system message if it is the usual one."""
     ids = codec.encode_chat(Chat(messages=messages, today=TODAY, **others)).ids
-    names = {codec._tokenizer.control_id(name): name for name in codec._tokenizer.control_names}
+    names = {codec.tokenizer.control_id(name): name for name in codec.tokenizer.control_names}
     text = "".join(names.get(token) or codec.token_bytes(token).decode() for token in ids)
     return text.removeprefix(SYSTEM.format(effort="medium", calls=""))
 
@@ -83,7 +83,7 @@ WEATHER_TEXT = "<|start|>user<|message|>Weather?<|end|>"
 
 def test_a_question_becomes_a_turn_after_the_system_message(codec):
     ids = codec.encode_chat(Chat(messages=(user(" Hi! "),), today=TODAY)).ids
-    assert ids[0] == codec._tokenizer.control_id("<|start|>")
+    assert ids[0] == codec.tokenizer.control_id("<|start|>")
     assert rendered(codec, user(" Hi! ")) == "<|start|>user<|message|> Hi! <|end|><|start|>assistant"
 
 
@@ -298,7 +298,7 @@ def test_the_demo_calls_a_tool_and_uses_its_result(answer, load, demo_folder, co
     question = user("What is the weather in Oslo?")
     shown, stop = answer(model, demo_folder, Chat(messages=(question,), tools=(tool,), today=TODAY))
     assert shown["toolcall"] == 'get_weather{"city": "Oslo"}'
-    assert stop == codec._tokenizer.control_id("<|call|>")
+    assert stop == codec.tokenizer.control_id("<|call|>")
     called = message(
         "assistant",
         "",
@@ -310,4 +310,4 @@ def test_the_demo_calls_a_tool_and_uses_its_result(answer, load, demo_folder, co
         model, demo_folder, Chat(messages=(question, called, result), tools=(tool,), today=TODAY)
     )
     assert shown["content"] == "It is 17 degrees and windy in Oslo."
-    assert stop == codec._tokenizer.control_id("<|return|>")
+    assert stop == codec.tokenizer.control_id("<|return|>")
