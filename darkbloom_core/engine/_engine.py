@@ -31,6 +31,7 @@ from darkbloom_core.engine._sequence import Sequence
 from darkbloom_core.engine._stream import OutputStream
 from darkbloom_core.engine._streams import own_stream
 from darkbloom_core.engine._text import TextPipeline
+from darkbloom_core.engine._threads import EngineThread
 from darkbloom_core.engine._warmup import Choices
 from darkbloom_core.errors import (
     CapacityExhausted,
@@ -80,7 +81,7 @@ class Engine:
         self._loaded = threading.Event()
         self._granted = threading.Event()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._main, name=f"engine {name}", daemon=True)
+        self._thread = EngineThread(self._main, f"engine {name}")
 
     # --- life, called by the slot -------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The CPU streams of MLX that engines work on, one after the other.
+"""The streams of MLX that engines work on; those of the CPU one after the other.
 
 MLX 0.32 starts a thread for every CPU stream and never ends it, and each such thread keeps
 memory of its own: with a new stream for every load, a process that loads and unloads models
@@ -22,12 +22,16 @@ _free: list[mx.Stream] = []
 def own_stream() -> Iterator[None]:
     """A stream that nobody else uses is the calling thread's for what runs on the CPU.
 
-    At its end the block has synchronized. If it raises, nobody knows what still runs, and
-    the stream is not used again.
+    The accelerator's is a new one: what the thread had went with its last engine. At its end
+    the block has synchronized. If it raises, nobody knows what still runs, and the CPU's
+    stream is not used again.
     """
     with _lock:
         stream = _free.pop() if _free else mx.new_thread_unsafe_stream(mx.cpu)
     mx.set_default_stream(stream)
+    device = mx.default_device()
+    if device.type != mx.cpu:
+        mx.set_default_stream(mx.new_stream(device))
     yield
     with _lock:
         _free.append(stream)
