@@ -28,6 +28,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -400,12 +401,12 @@ def test_a_tier_below_hears_what_ram_serves_and_is_given_what_it_would_take(open
     assert blocks == [key.block for key in held if key.part == "full"]
 
 
-def test_a_part_whose_bytes_cannot_be_had_is_lost_alone_and_counted(opened, below, monkeypatch):
+def test_a_part_whose_bytes_cannot_be_had_is_lost_alone_and_counted(opened, below, monkeypatch, caplog):
     given = []
 
     def bytes_of(array):
         given.append(array)
-        if len(given) == 1:
+        if len(given) <= 2:
             raise MemoryError("no room for a copy")
         return memoryview(array).cast("B")
 
@@ -413,8 +414,9 @@ def test_a_part_whose_bytes_cannot_be_had_is_lost_alone_and_counted(opened, belo
     warm = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below})
     warm.run(noise(900), 1)
     warm.reuse._spill.wait()
-    assert warm.status.parts_unoffered == 1
-    assert len(below.parts) == len(given) - 1 > 0
+    assert warm.status.parts_unoffered == 2
+    assert caplog.text.count("not offered") == 1
+    assert len(below.parts) == len(given) - 2 > 0
 
 
 def test_parts_that_find_too_many_waiting_are_dropped_and_counted(opened, below, monkeypatch):
@@ -437,21 +439,59 @@ def test_the_planner_begins_with_what_a_tier_has_measured(opened, below):
     assert warm.status.outcomes == {"cost": 1}
 
 
-def test_others_may_go_on_between_any_two_parts_of_windows_that_come(opened, below, monkeypatch):
-    prompt, steps = noise(900), []
+def test_others_may_go_on_between_any_two_copies_of_windows_that_come(opened, below, monkeypatch):
+    prompt, steps, evaluated, evaluate = noise(900), [], [], mx.eval
     warm = on_two_engines(opened, below, prompt)
 
     def adopt(*given):
+        evaluated.clear()
         for held in _parts.adopt(*given):
-            steps.append([one.part for one in held])
+            steps.append((len(held), len(evaluated)))
             yield held
+            evaluated.clear()
 
+    monkeypatch.setattr(mx, "eval", lambda *arrays: evaluated.append(arrays) or evaluate(*arrays))
     monkeypatch.setattr(_reuse, "adopt", adopt)
     assert warm.run(prompt).cached == 768
     tails = len(warm.reuse.layout.of([256, 512, 768, 900]).needs_at(768))
     assert tails > 1
-    assert [len(step) for step in steps] == [3, *[0] * tails, tails]
-    assert steps[0] == ["full"] * 3
+    assert steps == [(3, 1), *[(0, 1)] * tails, (tails, 1)]
+    steps.clear()
+    assert warm.run(prompt).cached == 768
+    assert steps == [(3, 1), (tails, 1)], "what RAM holds is not copied"
+
+
+def test_one_row_is_filled_at_a_time(opened, below, monkeypatch):
+    """Between decode steps of another each does one step."""
+    asked = [noise(900, seed) for seed in range(4)]
+    first = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": BytesTier(below.parts)})
+    for prompt in asked:
+        first.run(prompt, 1)
+    first.reuse._spill.wait()
+    warm = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below}, engine={"slice_seconds": 1e-9})
+    under_way, most = set(), []
+
+    def adopt(*given):
+        number = object()
+        under_way.add(number)
+        for held in _parts.adopt(*given):
+            most.append(len(under_way))
+            yield held
+        under_way.discard(number)
+
+    monkeypatch.setattr(_reuse, "adopt", adopt)
+    decoding = warm.submit("decodes", noise(5), 2000)
+    wait_for(lambda: warm.engine.status().output_tokens > 0)
+    below.gate.clear()
+    streams = [warm.submit(str(number), prompt, 1) for number, prompt in enumerate(asked)]
+    wait_for(lambda: warm.reuse.is_busy)
+    below.gate.set()
+    for stream in streams:
+        assert list(stream)[-1].usage.cached_tokens == 768
+    decoding.cancel()
+    list(decoding)
+    assert len(most) > 4 * 3
+    assert set(most) == {1}
 
 
 def test_what_a_tier_takes_to_begin_counts_as_its_time(opened, below):

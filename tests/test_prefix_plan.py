@@ -241,7 +241,8 @@ def test_what_the_longest_hit_would_have_needed_is_what_was_declined():
 def test_a_dear_tail_leaves_the_cheap_beginning():
     there = {**everything(4), **{(block, part): "disk" for block in range(4, 7) for part in PART_NAMES}}
     costs = Costs(prefill_milliseconds_per_token=1.0, fetch_milliseconds_per_byte={"ram": 0.0, "disk": 1.0})
-    assert plan(2000, there, costs=costs).tokens == 1024
+    found = plan(2000, there, costs=costs)
+    assert (found.tokens, found.declined_places) == (1024, {"disk"})
 
 
 @pytest.mark.parametrize(

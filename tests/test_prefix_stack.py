@@ -333,18 +333,19 @@ def test_whatever_is_evicted_resized_and_cancelled_meanwhile_nothing_leaks_and_n
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables of pages")
 def test_a_buffers_pages_are_made_by_who_writes_and_go_with_it():
     size = 8 << 20
-    before = resident_bytes()
+    before, shared = resident_bytes(), resident_bytes("shared")
     buffer = new_buffer(size)
     assert resident_bytes() - before < size // 8
     for at in range(0, size, mmap.PAGESIZE):
         buffer[at] = 1
     assert resident_bytes() - before > size // 2
+    assert resident_bytes("shared") - shared < size // 8
     del buffer
     assert resident_bytes() - before < size // 8
 
 
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+def resident_bytes(kind="all"):
+    return int(Path("/proc/self/statm").read_text().split()[1 + (kind == "shared")]) * mmap.PAGESIZE
 
 
 # --- rates and scopes ---------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Blocks have the sizes of real models: their layers come from a shape's config.json. Parts
 are written by the tier itself; before each read the page cache is dropped, for all alike.
-The tier reads into the same buffers each time, into new ones, as the engine has it do, and into new ones that are filled with zeros first.
+The tier reads into reused buffers, into new ones as in the engine, and into new ones filled
+with zeros.
 The order of the readers changes from round to round; medians are compared.
 
     uv run python tools/measure_ssd_tier.py --folder /on/the/disk --tokens 8192

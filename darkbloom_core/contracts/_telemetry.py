@@ -100,8 +100,8 @@ class PrefixSample:
     """How one engine reused the beginnings of prompts, sampled like ``EngineSample``.
 
     Each request that was looked up is a hit or has one of the reasons of a miss. ``waits``
-    are requests that waited for what another was computing. ``parts_unoffered`` were dropped
-    before any tier below memory was asked: too many waited, or there was no memory for a copy.
+    are requests that waited for what another was computing. ``parts_unoffered`` were not
+    offered to the tiers below memory, because too many waited or there was no memory for a copy.
     """
 
     model: str

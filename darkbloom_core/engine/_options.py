@@ -66,7 +66,8 @@ class PrefixStatus:
 
     ``outcomes`` has one count for each request that was looked up. ``tiers`` and ``faults``
     are by place, ``ram`` first. ``reserved_bytes`` of the model's share are for the RAM tier.
-    ``parts_unoffered`` were dropped on the way to the tiers below RAM.
+    ``parts_unoffered`` were not offered to the tiers below RAM, because too many waited or
+    there was no memory for a copy.
     """
 
     outcomes: Mapping[LookupOutcome, int]

@@ -1,7 +1,8 @@
 """A row's KV as packed parts, and packed parts as a row's KV: the prefix room's tables, with arrays.
 
 Always true: what is packed and unpacked again has the same bits; adoption holds no more
-than ``GROUP_BYTES`` of copies at a time, or one part, which on CUDA is put together of pieces.
+than ``GROUP_BYTES`` of copies of full parts at a time, or one, and then those of a prompt's
+windows and states together. On CUDA a large part is put together of pieces.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def adopt(
     """Write parts into ``row``, which then holds ``tokens`` tokens, some at a time.
 
     After each step what was written is evaluated, and its parts are given: full parts in
-    the order of blocks, then the others. These are written together; before, each of their
-    arrays is a step that gives nothing.
+    the order of blocks, then the others. Before these are written together, each that
+    comes from below is copied in a step of its own that gives nothing.
     """
     store.make_room(row, tokens)
     full = [one for one in staged if one.part == "full"]
@@ -80,8 +81,9 @@ def adopt(
     for one in staged:
         if one.part != "full":
             held += _held(parts.layout, [one])
-            mx.eval(held[-1].array)
-            yield []
+            if one.data is not None:
+                mx.eval(held[-1].array)
+                yield []
     if held:
         store.restore(row, _tail_layers(parts, store.layers, held, tokens), tokens)
         mx.eval(store.arrays_of(row))

@@ -140,6 +140,7 @@ class Reuse:
         if chunk_seconds is not None:
             self.took(numerics.chunk_tokens, chunk_seconds)
         self._uses: dict[str, _Use] = {}
+        self._adopting: _Use | None = None
         self.follows_decoding = options.relaxed
         self._outcomes: dict[LookupOutcome, int] = {}
         self._tokens_reused = 0
@@ -162,7 +163,8 @@ class Reuse:
     def advance(self, patience_seconds: float, settle: Callable[[], None]) -> None:
         """Bring on those that are held. ``settle`` waits for what was launched, before rows are written.
 
-        Copying stops after ``patience_seconds`` and goes on at the next call.
+        Copying stops after ``patience_seconds`` and goes on at the next call. One row is filled at a
+        time: copies on the way to it are not reserved.
         """
         for use in [use for use in self._uses.values() if use.live.sequence.held]:
             if use.live.ended:
@@ -171,8 +173,11 @@ class Reuse:
                 self._begin(use)
             if use.staging is None or not self._is_fetched(use, use.staging):
                 continue
+            if self._adopting is not None and self._adopting is not use:
+                continue
             settle()
             if not use.live.ended:
+                self._adopting = use
                 self._adopt(use, use.staging, patience_seconds)
 
     @property
@@ -200,6 +205,8 @@ class Reuse:
         use = self._uses.pop(live.request.id, None)
         if use is not None:
             use.adoption = None
+            if self._adopting is use:
+                self._adopting = None
             if use.staging is not None:
                 use.staging.close()
         self._sharing.leave(live.request.id)
@@ -225,8 +232,7 @@ class Reuse:
             use.is_planned, use.outcome = True, plan.reason
             if plan.missed_boundary is not None:
                 self._policy.missed(use.names[use.parts.count(plan.missed_boundary) - 1])
-            if plan.reason == "cost":
-                self.rates.declined(plan.declined_places)
+            self.rates.declined(plan.declined_places)
         return plan
 
     def _stage(self, use: _Use, plan: ReusePlan) -> None:
@@ -287,8 +293,10 @@ class Reuse:
                     use.adoption_seconds += use.live.progressed_at - began
                     return
         except Exception as fault:
+            self._adopting = None
             self._on_fault(use.live, fault)
             return
+        self._adopting = None
         use.adoption_seconds += time.monotonic() - began
         staging.close()
         self._note_fetched(use.plan.fetches, use.fetched_after, use.adoption_seconds)

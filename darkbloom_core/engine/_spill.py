@@ -43,6 +43,7 @@ class Spill:
         self._waiting_bytes = 0
         self._is_closed = False
         self.dropped = 0
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="prefix cache", daemon=True)
         self._thread.start()
 
@@ -80,7 +81,12 @@ class Spill:
         except Exception as fault:  # no memory for the copy, say: the part is lost, the thread is not
             with self._changed:
                 self.dropped += 1
-            log.warning("a part of the prefix cache is not offered to the tiers: %s", fault)
+            if not self._has_failed:
+                self._has_failed = True
+                log.warning(
+                    "a part of the prefix cache is not offered to the tiers, nor will others that fail be told of: %s",
+                    fault,
+                )
 
     def _run(self) -> None:
         while True:

@@ -50,7 +50,7 @@ class ReusePlan:
 
     ``missed_boundary`` is the longest boundary past ``tokens`` that lacked nothing but
     window or state parts: worth keeping when prefill comes by. ``declined_places`` are those
-    that the longest hit needed, if it is not taken for its cost.
+    that the longest hit needed which is not taken for its cost, less those of the one that is.
     """
 
     tokens: int
@@ -95,6 +95,7 @@ def plan_reuse(parts: PromptParts, where: Where, costs: Costs) -> ReusePlan:
                 saved_milliseconds=saved,
                 fetch_milliseconds=spent,
                 missed_boundary=missed,
+                declined_places=(declined or frozenset()) - {one.place for one in fetches},
             )
         declined = declined or frozenset(one.place for one in fetches)
     if declined is None:

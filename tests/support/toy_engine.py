@@ -31,9 +31,11 @@ def engines():
         started.append(start(model or ToyModel(LAYERS), **options))
         return started[-1]
 
-    yield begin
-    for engine in started:
-        engine.close()
+    try:
+        yield begin
+    finally:
+        for engine in started:
+            engine.close()
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:

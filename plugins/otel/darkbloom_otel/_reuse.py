@@ -52,7 +52,7 @@ class ReuseMetrics:
             names.PREFIX_UNOFFERED,
             [partial(self._read_prefixes, lambda sample: sample.parts_unoffered)],
             "",
-            "Parts dropped before a tier below memory was asked",
+            "Parts not offered to the tiers below memory",
         )
         gauge(names.CACHE_BYTES, [self._read_parts], "By", "What a tier holds, by kind")
         gauge(
