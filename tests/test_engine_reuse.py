@@ -494,6 +494,40 @@ def test_one_row_is_filled_at_a_time(opened, below, monkeypatch):
     assert set(most) == {1}
 
 
+@pytest.mark.parametrize("how", ["leaves", "breaks"])
+def test_a_request_that_ends_while_its_row_is_filled_lets_the_next_be_filled(opened, below, monkeypatch, how):
+    asked = [noise(900, seed) for seed in range(2)]
+    first = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": BytesTier(below.parts)})
+    for prompt in asked:
+        first.run(prompt, 1)
+    first.reuse._spill.wait()
+    warm = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below}, engine={"slice_seconds": 1e-9})
+    streams, begun = [], []
+
+    def adopt(*given):
+        begun.append(given)
+        is_first = len(begun) == 1
+        for held in _parts.adopt(*given):
+            yield held
+            if is_first and how == "breaks":
+                raise OSError("no row")
+            if is_first:
+                streams[0].cancel()
+
+    monkeypatch.setattr(_reuse, "adopt", adopt)
+    decoding = warm.submit("decodes", noise(5), 2000)
+    wait_for(lambda: warm.engine.status().output_tokens > 0)
+    below.gate.clear()
+    streams += [warm.submit(str(number), prompt, 1) for number, prompt in enumerate(asked)]
+    wait_for(lambda: warm.reuse.is_busy)
+    below.gate.set()
+    assert list(streams[0])[-1].reason == ("cancelled" if how == "leaves" else "error")
+    assert list(streams[1])[-1].usage.cached_tokens == 768
+    decoding.cancel()
+    list(decoding)
+    assert warm.is_at_rest()
+
+
 def test_what_a_tier_takes_to_begin_counts_as_its_time(opened, below):
     """So do buffers that are made before it is asked."""
     prompt, fetch = noise(900), below.fetch

@@ -293,7 +293,6 @@ class Reuse:
                     use.adoption_seconds += use.live.progressed_at - began
                     return
         except Exception as fault:
-            self._adopting = None
             self._on_fault(use.live, fault)
             return
         self._adopting = None
