@@ -13,6 +13,7 @@ from toy_engine import LAYERS, request, start
 from toy_family import ToyModel
 
 from darkbloom_core.contracts import RequestFinished, RequestStarted
+from darkbloom_core.engine import _threads
 
 BANNED = ("logging", "json", "pluggy", "darkbloom_core.telemetry", "darkbloom_core.plugins", "opentelemetry")
 
@@ -30,8 +31,9 @@ class Calls:
 
 
 @pytest.fixture
-def calls():
-    """Made before the engine's thread starts, so that it sees all that the thread does."""
+def calls(monkeypatch):
+    """Made before the engine's thread starts, which is none that rests, so that it sees all that the thread does."""
+    monkeypatch.setattr(_threads, "_resting", [])
     calls = Calls()
     threading.setprofile(calls)
     gc.disable()  # whoever wants to be told of collections would be told on any thread
