@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from scheduler_life import GRID
-from toy_engine import GREEDY, is_empty, request, start, wait_for
+from toy_engine import GREEDY, engines, is_empty, request, start, wait_for
 from toy_family import HIDDEN, ToyModel, ToySeam, full, text_of, tokens_of, toy_picture, window
 
 from darkbloom_core.contracts import MediaSpan, Prompt
@@ -69,16 +69,13 @@ CASES = {
 
 @pytest.fixture
 def engine():
-    engines = []
+    with engines() as begin:
 
-    def make(**options):
-        model = ToyModel(LAYERS, vision=ToySeam(fail_on=options.pop("fail_on", None)))
-        engines.append(start(model, picture_bytes=options.pop("picture_bytes", KEPT), **options))
-        return engines[-1], model
+        def make(**options):
+            model = ToyModel(LAYERS, vision=ToySeam(fail_on=options.pop("fail_on", None)))
+            return begin(model, picture_bytes=options.pop("picture_bytes", KEPT), **options), model
 
-    yield make
-    for one in engines:
-        one.close()
+        yield make
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -360,12 +361,26 @@ def below():
     return BytesTier()
 
 
-def on_two_engines(opened, below, prompt):
-    """An engine without anything in RAM, over a tier that has what another one computed of ``prompt``."""
+def on_two_engines(opened, below, *prompts, **options):
+    """An engine without anything in RAM, over a tier that has what another one computed of ``prompts``."""
     first = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": BytesTier(below.parts)})
-    first.run(prompt, 1)
+    for prompt in prompts:
+        first.run(prompt, 1)
     first.reuse._spill.wait()
-    return opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below})
+    return opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below}, **options)
+
+
+@contextlib.contextmanager
+def beside_a_row_that_decodes(warm, below, prompts):
+    """The streams of ``prompts``, all of which are found at the tier before it gives anything."""
+    decoding = warm.submit("decodes", noise(5), 2000)
+    wait_for(lambda: warm.engine.status().output_tokens > 0)
+    below.gate.clear()
+    streams = [warm.submit(str(number), prompt, 1) for number, prompt in enumerate(prompts)]
+    wait_for(lambda: warm.reuse.is_busy)
+    yield streams
+    decoding.cancel()
+    list(decoding)
 
 
 def test_a_tier_below_outlives_the_engine_and_what_it_gives_is_promoted(opened, below):
@@ -464,11 +479,7 @@ def test_others_may_go_on_between_any_two_copies_of_windows_that_come(opened, be
 def test_one_row_is_filled_at_a_time(opened, below, monkeypatch):
     """Between decode steps of another each does one step."""
     asked = [noise(900, seed) for seed in range(4)]
-    first = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": BytesTier(below.parts)})
-    for prompt in asked:
-        first.run(prompt, 1)
-    first.reuse._spill.wait()
-    warm = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below}, engine={"slice_seconds": 1e-9})
+    warm = on_two_engines(opened, below, *asked, engine={"slice_seconds": 1e-9})
     under_way, most = set(), []
 
     def adopt(*given):
@@ -480,16 +491,10 @@ def test_one_row_is_filled_at_a_time(opened, below, monkeypatch):
         under_way.discard(number)
 
     monkeypatch.setattr(_reuse, "adopt", adopt)
-    decoding = warm.submit("decodes", noise(5), 2000)
-    wait_for(lambda: warm.engine.status().output_tokens > 0)
-    below.gate.clear()
-    streams = [warm.submit(str(number), prompt, 1) for number, prompt in enumerate(asked)]
-    wait_for(lambda: warm.reuse.is_busy)
-    below.gate.set()
-    for stream in streams:
-        assert list(stream)[-1].usage.cached_tokens == 768
-    decoding.cancel()
-    list(decoding)
+    with beside_a_row_that_decodes(warm, below, asked) as streams:
+        below.gate.set()
+        for stream in streams:
+            assert list(stream)[-1].usage.cached_tokens == 768
     assert len(most) > 4 * 3
     assert set(most) == {1}
 
@@ -497,12 +502,8 @@ def test_one_row_is_filled_at_a_time(opened, below, monkeypatch):
 @pytest.mark.parametrize("how", ["leaves", "breaks"])
 def test_a_request_that_ends_while_its_row_is_filled_lets_the_next_be_filled(opened, below, monkeypatch, how):
     asked = [noise(900, seed) for seed in range(2)]
-    first = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": BytesTier(below.parts)})
-    for prompt in asked:
-        first.run(prompt, 1)
-    first.reuse._spill.wait()
-    warm = opened(ToyModel(LAYERS), open_tiers=lambda: {"below": below}, engine={"slice_seconds": 1e-9})
-    streams, begun = [], []
+    warm = on_two_engines(opened, below, *asked, engine={"slice_seconds": 1e-9})
+    ends, begun = [], []
 
     def adopt(*given):
         begun.append(given)
@@ -512,19 +513,14 @@ def test_a_request_that_ends_while_its_row_is_filled_lets_the_next_be_filled(ope
             if is_first and how == "breaks":
                 raise OSError("no row")
             if is_first:
-                streams[0].cancel()
+                ends[0].cancel()
 
     monkeypatch.setattr(_reuse, "adopt", adopt)
-    decoding = warm.submit("decodes", noise(5), 2000)
-    wait_for(lambda: warm.engine.status().output_tokens > 0)
-    below.gate.clear()
-    streams += [warm.submit(str(number), prompt, 1) for number, prompt in enumerate(asked)]
-    wait_for(lambda: warm.reuse.is_busy)
-    below.gate.set()
-    assert list(streams[0])[-1].reason == ("cancelled" if how == "leaves" else "error")
-    assert list(streams[1])[-1].usage.cached_tokens == 768
-    decoding.cancel()
-    list(decoding)
+    with beside_a_row_that_decodes(warm, below, asked) as (leaves, stays):
+        ends.append(leaves)
+        below.gate.set()
+        assert list(leaves)[-1].reason == ("cancelled" if how == "leaves" else "error")
+        assert list(stays)[-1].usage.cached_tokens == 768
     assert warm.is_at_rest()
 
 

@@ -24,7 +24,7 @@ from darkbloom_core.telemetry import SinkEmitter
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 SETTLED = 5
-"""The cycle from which on memory must not grow any more."""
+"""The cycle from which on memory must not grow by more than what follows."""
 
 GROWTH = 1.03
 """Of the least of ``SETTLED`` cycles: some are 6 MiB above others, as malloc keeps an arena or not."""

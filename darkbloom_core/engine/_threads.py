@@ -30,22 +30,21 @@ class EngineThread:
     def __init__(self, target: Callable[[], None], name: str) -> None:
         self._target: Callable[[], None] | None = target
         self._name = name
-        self._is_started = False
         self._ended = threading.Event()
 
     def start(self) -> None:
         """Once."""
-        target, self._target = self._target, None
+        target = self._target
         if target is None:
             raise RuntimeError("an engine's thread starts once")
         with _lock:
             worker = _resting.pop() if _resting else _Worker()
-        self._is_started = True
+        self._target = None
         worker.run(target, self._name, self._ended)
 
     def is_alive(self) -> bool:
         """Whether ``target`` has been called and has not returned."""
-        return self._is_started and not self._ended.is_set()
+        return self._target is None and not self._ended.is_set()
 
     def join(self, seconds: float | None = None) -> None:
         """Wait until ``target`` has returned, but no longer than ``seconds``."""

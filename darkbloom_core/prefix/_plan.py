@@ -76,7 +76,7 @@ def plan_reuse(parts: PromptParts, where: Where, costs: Costs) -> ReusePlan:
     if not reachable:
         return ReusePlan(tokens=0, reason="absent")
     missed: int | None = None
-    declined: frozenset[str] | None = None
+    declined: frozenset[str] = frozenset()
     for boundary in reversed(reachable):
         tail = _fetches(parts.needs_at(boundary), parts, where)
         if tail is None:
@@ -95,12 +95,11 @@ def plan_reuse(parts: PromptParts, where: Where, costs: Costs) -> ReusePlan:
                 saved_milliseconds=saved,
                 fetch_milliseconds=spent,
                 missed_boundary=missed,
-                declined_places=(declined or frozenset()) - {one.place for one in fetches},
+                declined_places=declined - {one.place for one in fetches},
             )
         declined = declined or frozenset(one.place for one in fetches)
-    if declined is None:
-        return ReusePlan(tokens=0, reason="window", missed_boundary=missed)
-    return ReusePlan(tokens=0, reason="cost", missed_boundary=missed, declined_places=declined)
+    reason: Reason = "cost" if declined else "window"
+    return ReusePlan(tokens=0, reason=reason, missed_boundary=missed, declined_places=declined)
 
 
 def _full_parts(blocks: int, parts: PromptParts, where: Where) -> list[PlannedFetch | None]:
